@@ -1,0 +1,6 @@
+//! Everything that is bytes to somebody outside: events, frames, heads, commands. Pure; bytes flow in, proofs flow
+//! out: what was parsed once is passed on as a type that cannot be wrong.
+
+pub mod event;
+pub mod frame;
+pub mod topic;

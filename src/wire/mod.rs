@@ -1,6 +1,14 @@
 //! Everything that is bytes to somebody outside: events, frames, heads, commands. Pure; bytes flow in, proofs flow
 //! out: what was parsed once is passed on as a type that cannot be wrong.
 
+pub mod close;
+pub mod command;
 pub mod event;
 pub mod frame;
+pub mod http;
+pub mod problem;
+pub mod reply;
+pub mod scan;
+pub mod sealed;
+pub mod socket;
 pub mod topic;

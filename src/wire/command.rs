@@ -1,0 +1,243 @@
+//! What a client asks of us: one JSON text flows in, a checked [`Command`] or a [`CommandError`] flows out.
+//!
+//! Always true: fields that a command needs are there and are names where they must be, so nobody downstream looks
+//! again. Strings are borrowed where the text has no escapes.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::event::{EventKind, KindSet};
+use super::http::{Since, parse_epoch, parse_filter};
+use crate::base::Name;
+
+/// The longest `id` of a command that is echoed, in bytes of JSON.
+pub const ID_BYTES_MAX: usize = 128;
+
+/// A command.
+#[derive(Debug)]
+pub enum Command<'a> {
+    /// Are you there?
+    Ping,
+    /// Watch a channel.
+    Subscribe {
+        /// Which.
+        channel: Name,
+        /// A position to resume from.
+        since: Option<Since>,
+        /// Which types to deliver.
+        filter: KindSet,
+    },
+    /// Watch it no more.
+    Unsubscribe {
+        /// Which.
+        channel: Name,
+    },
+    /// Post a message.
+    Message {
+        /// Where.
+        channel: Name,
+        /// What.
+        body: PostBody<'a>,
+    },
+    /// I began or stopped typing.
+    Typing {
+        /// Where.
+        channel: Name,
+        /// Began.
+        start: bool,
+    },
+    /// A custom event.
+    Event {
+        /// Where.
+        channel: Name,
+        /// `custom.…`
+        name: String,
+        /// Any JSON.
+        data: Option<&'a RawValue>,
+    },
+}
+
+/// What was posted, not yet measured.
+#[derive(Debug, Deserialize)]
+pub struct PostBody<'a> {
+    /// A string.
+    #[serde(borrow, default)]
+    pub text: Option<Cow<'a, str>>,
+    /// Any JSON.
+    #[serde(borrow, default)]
+    pub data: Option<&'a RawValue>,
+    /// The author, if a server key posts for one.
+    #[serde(borrow, default)]
+    pub user: Option<Cow<'a, str>>,
+    /// The name to show for that author.
+    #[serde(borrow, default)]
+    pub name: Option<Cow<'a, str>>,
+    /// Echoed in the ack.
+    #[serde(borrow, default)]
+    pub client_id: Option<Cow<'a, str>>,
+}
+
+/// A command with the id that its answer echoes, as JSON.
+#[derive(Debug)]
+pub struct Parsed<'a> {
+    /// The id.
+    pub id: Option<&'a str>,
+    /// The command.
+    pub command: Command<'a>,
+}
+
+/// Why a text is no command.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CommandError {
+    /// Stable, for programs.
+    pub code: &'static str,
+    /// For people.
+    pub message: String,
+    /// The id to echo, as JSON.
+    pub id: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Raw<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Cow<'a, str>,
+    #[serde(borrow, default)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    channel: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    epoch: Option<Cow<'a, str>>,
+    #[serde(default)]
+    since: Option<u64>,
+    #[serde(borrow, default)]
+    filter: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    text: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    data: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    client_id: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    state: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    name: Option<Cow<'a, str>>,
+}
+
+/// Reads one command.
+///
+/// # Errors
+/// `malformed`, `unknown_type`, `missing_field`, `bad_field`; the connection lives on.
+pub fn parse(text: &str) -> Result<Parsed<'_>, CommandError> {
+    let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| CommandError {
+        code: "malformed",
+        message: format!("not a command: {error}"),
+        id: None,
+    })?;
+    let id = match raw.id.map(RawValue::get) {
+        Some(id) if id.len() > ID_BYTES_MAX || id.starts_with(['{', '[']) => {
+            return Err(CommandError {
+                code: "bad_field",
+                message: format!("id is a string or a number of at most {ID_BYTES_MAX} bytes"),
+                id: None,
+            });
+        }
+        id => id.filter(|id| *id != "null"),
+    };
+    let error = |code, message: String| CommandError { code, message, id: id.map(str::to_owned) };
+    let channel = || match raw.channel.as_deref() {
+        None => Err(error("missing_field", format!("{} needs a channel", raw.kind))),
+        Some(text) => Name::new(text).map_err(|bad| error("bad_field", format!("channel {text:?}: {bad}"))),
+    };
+    let command = match &*raw.kind {
+        "ping" => Command::Ping,
+        "subscribe" => Command::Subscribe {
+            channel: channel()?,
+            since: match (raw.epoch.as_deref(), raw.since) {
+                (Some(epoch), Some(seq)) => {
+                    let epoch = parse_epoch(epoch).map_err(|problem| error("bad_field", problem.detail))?;
+                    Some(Since { epoch, seq })
+                }
+                (None, None) => None,
+                _ => return Err(error("bad_field", "a position is epoch and since together".into())),
+            },
+            filter: match raw.filter.as_deref() {
+                Some(filter) => {
+                    parse_filter(filter.split(',')).map_err(|problem| error("bad_field", problem.detail))?
+                }
+                None => KindSet::ALL,
+            },
+        },
+        "unsubscribe" => Command::Unsubscribe { channel: channel()? },
+        "message" => Command::Message {
+            channel: channel()?,
+            body: PostBody { text: raw.text, data: raw.data, user: None, name: None, client_id: raw.client_id },
+        },
+        "typing" => Command::Typing {
+            channel: channel()?,
+            start: match raw.state.as_deref() {
+                Some("start") => true,
+                Some("stop") => false,
+                _ => return Err(error("bad_field", "state is \"start\" or \"stop\"".into())),
+            },
+        },
+        "event" => Command::Event {
+            channel: channel()?,
+            name: match raw.name {
+                Some(name) if EventKind::parse(&name) == Ok(EventKind::Custom) => name.into_owned(),
+                Some(name) => {
+                    return Err(error("bad_field", format!("name {name:?}: a client's events are named custom.…")));
+                }
+                None => return Err(error("missing_field", "event needs a name".into())),
+            },
+            data: raw.data,
+        },
+        other => return Err(error("unknown_type", format!("{other:?} is no command"))),
+    };
+    Ok(Parsed { id, command })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn good_commands() {
+        let parsed =
+            parse(r#"{"type":"subscribe","id":"a","channel":"race","epoch":"0f","since":3,"filter":"message.*"}"#);
+        let Ok(Parsed { id: Some("\"a\""), command: Command::Subscribe { channel, since, filter } }) = parsed else {
+            panic!()
+        };
+        assert_eq!(channel.as_str(), "race");
+        assert_eq!(since, Some(Since { epoch: 15, seq: 3 }));
+        assert!(!filter.contains(EventKind::TypingStart));
+        let parsed = parse(r#"{"type":"message","channel":"race","text":"a\nb","data":{"x":[1]}}"#).unwrap();
+        let Command::Message { body, .. } = parsed.command else { panic!() };
+        assert_eq!((body.text.as_deref(), body.data.map(RawValue::get)), (Some("a\nb"), Some(r#"{"x":[1]}"#)));
+    }
+
+    #[test]
+    fn bad_commands_say_what_is_wrong_and_echo_the_id() {
+        for (text, code, id) in [
+            ("{", "malformed", None),
+            ("[]", "malformed", None),
+            (r#"{"type":"fly","id":7}"#, "unknown_type", Some("7")),
+            (r#"{"type":"subscribe","id":"q"}"#, "missing_field", Some("\"q\"")),
+            (r#"{"type":"subscribe","channel":"a b"}"#, "bad_field", None),
+            (r#"{"type":"subscribe","channel":"a","since":1}"#, "bad_field", None),
+            (r#"{"type":"event","channel":"a","name":"message.new"}"#, "bad_field", None),
+            (r#"{"type":"typing","channel":"a"}"#, "bad_field", None),
+            (r#"{"type":"ping","id":{"a":1}}"#, "bad_field", None),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert_eq!((error.code, error.id.as_deref()), (code, id), "{text}");
+        }
+    }
+
+    #[test]
+    fn deep_nesting_is_an_error_not_a_crash() {
+        let deep = format!(r#"{{"type":"ping","id":{}1{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
+        assert!(parse(&deep).is_err());
+    }
+}

@@ -1,0 +1,470 @@
+//! The head of a request, up to the decision: an upgrade, checked in full, or something for the HTTP API.
+//!
+//! The bytes of one head flow in; an [`Upgrade`] whose handshake is already right, or [`Head::Other`], flows out.
+//! Always true: an upgrade never meets the HTTP library, and every refusal is a problem document that names what was
+//! wrong. Checked against RFC 6455 §4.2.1; the library's own handshake check is not used, for it refuses two
+//! `Connection` lines and tokens cut by tabs, which proxies send.
+
+use super::event::{EventKind, KindSet};
+use super::problem::Problem;
+use crate::base::Name;
+use tungstenite::handshake::derive_accept_key;
+
+/// The largest head, in bytes; a larger one is 431.
+pub const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// The most header fields; more are 431.
+pub const HEAD_FIELDS_MAX: usize = 64;
+/// The most event types in one `filter`.
+const FILTER_KINDS_MAX: usize = 32;
+
+/// What the frames of a connection look like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// `ringcast.json`: text frames.
+    #[default]
+    Json,
+    /// `ringcast.rkyv`: events as binary archives; replies stay JSON text.
+    Rkyv,
+}
+
+impl Dialect {
+    /// Its subprotocol name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Json => "ringcast.json",
+            Self::Rkyv => "ringcast.rkyv",
+        }
+    }
+}
+
+/// Where a reader was when it left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Since {
+    /// The numbering.
+    pub epoch: u64,
+    /// The last seq it has.
+    pub seq: u64,
+}
+
+/// What an upgrade asks for; its handshake is right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upgrade {
+    /// The tenant.
+    pub app: Name,
+    /// The channel in the path, if there is one.
+    pub channel: Option<Name>,
+    /// The token, wherever it came from.
+    pub token: Option<String>,
+    /// A position to resume from.
+    pub since: Option<Since>,
+    /// Which types to deliver; critical ones and gaps always come.
+    pub filter: KindSet,
+    /// The interval of `health.check` in seconds, if asked for.
+    pub heartbeat_s: Option<u16>,
+    /// The page it came from, if a browser says so.
+    pub origin: Option<String>,
+    /// `Host`, to compare an Origin with.
+    pub host: String,
+    /// The frames it wants.
+    pub dialect: Dialect,
+    /// It offered subprotocols, so the answer names one.
+    pub names_dialect: bool,
+    /// `Sec-WebSocket-Accept` of the answer.
+    pub accept: String,
+}
+
+/// What a head turned out to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// An upgrade to a channel or an app.
+    Upgrade(Box<Upgrade>),
+    /// The echo endpoint of conformance tests, with its `Sec-WebSocket-Accept`; only a node that was started with it
+    /// answers it.
+    Echo {
+        /// `Sec-WebSocket-Accept` of the answer.
+        accept: String,
+    },
+    /// Anything else: the HTTP API's.
+    Other,
+}
+
+/// The path of the echo endpoint.
+pub const ECHO_PATH: &str = "/test/echo";
+
+/// Reads one whole head, its empty line included.
+///
+/// # Errors
+/// A problem document: 400, 405, 426, 431 or 505, after which the connection is closed.
+pub fn parse_head(head: &[u8]) -> Result<Head, Problem> {
+    let mut fields = [httparse::EMPTY_HEADER; HEAD_FIELDS_MAX];
+    let mut request = httparse::Request::new(&mut fields);
+    match request.parse(head) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) => return Err(bad("head_incomplete", "the request head is not complete")),
+        Err(httparse::Error::TooManyHeaders) => {
+            return Err(Problem::new(
+                431,
+                "too_many_fields",
+                format!("a request has at most {HEAD_FIELDS_MAX} header fields"),
+            ));
+        }
+        Err(httparse::Error::Version) => {
+            return Err(Problem::new(505, "http_version", "this node speaks HTTP/1.1"));
+        }
+        Err(error) => return Err(bad("head_malformed", format!("the request head is malformed: {error}"))),
+    }
+    let target = request.path.unwrap_or_default();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let route = match route(path)? {
+        None => return Ok(Head::Other),
+        Some(route) => route,
+    };
+    let accept = check_handshake(&request)?;
+    let (app, channel) = match route {
+        Route::Echo => return Ok(Head::Echo { accept }),
+        Route::Socket { app, channel } => (app, channel),
+    };
+    let mut upgrade = Upgrade {
+        app,
+        channel,
+        token: None,
+        since: None,
+        filter: KindSet::ALL,
+        heartbeat_s: None,
+        origin: one(request.headers, "origin")?.map(str::to_owned),
+        host: one(request.headers, "host")?.unwrap_or_default().to_owned(),
+        dialect: Dialect::Json,
+        names_dialect: false,
+        accept,
+    };
+    if let Some(value) = one(request.headers, "authorization")? {
+        upgrade.token = Some(bearer(value)?.to_owned());
+    }
+    read_query(query, &mut upgrade)?;
+    read_dialects(request.headers, &mut upgrade)?;
+    Ok(Head::Upgrade(Box::new(upgrade)))
+}
+
+/// The token of an `Authorization` value.
+///
+/// # Errors
+/// 401 if it is not `Bearer …`.
+pub fn bearer(value: &str) -> Result<&str, Problem> {
+    match value.split_once(' ') {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty() => Ok(token.trim()),
+        _ => Err(Problem::new(401, "bad_authorization", "Authorization must be `Bearer` and a token or server key")),
+    }
+}
+
+enum Route {
+    Socket { app: Name, channel: Option<Name> },
+    Echo,
+}
+
+fn route(path: &str) -> Result<Option<Route>, Problem> {
+    if path == ECHO_PATH {
+        return Ok(Some(Route::Echo));
+    }
+    let parts: Vec<&str> = path.split('/').collect();
+    let (app, channel) = match parts[..] {
+        ["", "v1", app, "ws"] => (app, None),
+        ["", "v1", app, "channels", channel, "ws"] => (app, Some(channel)),
+        _ => return Ok(None),
+    };
+    let channel = channel.map(|text| path_name(text, "channel")).transpose()?;
+    Ok(Some(Route::Socket { app: path_name(app, "app")?, channel }))
+}
+
+/// A name in a path, percent-decoded.
+///
+/// # Errors
+/// 400, naming the part and what a name is.
+pub fn path_name(text: &str, what: &str) -> Result<Name, Problem> {
+    // In a path `+` is a plus, in a form it is a space: a plus is no name character, so protecting it is enough.
+    let protected = text.replace('+', "%2B");
+    let decoded = form_urlencoded::parse(protected.as_bytes()).next().map(|(name, _)| name).unwrap_or_default();
+    Name::new(&decoded).map_err(|error| bad("bad_name", format!("{what} {decoded:?}: {error}")))
+}
+
+fn check_handshake(request: &httparse::Request<'_, '_>) -> Result<String, Problem> {
+    if request.method != Some("GET") {
+        return Err(Problem::new(405, "method", "a WebSocket upgrade is a GET").with_header("allow", "GET"));
+    }
+    if request.version != Some(1) {
+        return Err(Problem::new(505, "http_version", "a WebSocket upgrade is an HTTP/1.1 request"));
+    }
+    if one(request.headers, "host")?.is_none() {
+        return Err(bad("no_host", "the Host field is missing"));
+    }
+    if one(request.headers, "transfer-encoding")?.is_some()
+        || one(request.headers, "content-length")?.is_some_and(|n| n.trim() != "0")
+    {
+        return Err(bad("upgrade_with_body", "a WebSocket upgrade has no body"));
+    }
+    if !has_token(request.headers, "upgrade", "websocket") {
+        let problem = Problem::new(426, "not_an_upgrade", "this address speaks WebSocket: send `Upgrade: websocket`");
+        return Err(problem.with_header("upgrade", "websocket"));
+    }
+    if !has_token(request.headers, "connection", "upgrade") {
+        return Err(bad("connection_field", "the Connection field does not name `Upgrade`"));
+    }
+    if one(request.headers, "sec-websocket-version")?.map(str::trim) != Some("13") {
+        let problem = Problem::new(426, "websocket_version", "this node speaks WebSocket version 13");
+        return Err(problem.with_header("sec-websocket-version", "13"));
+    }
+    match one(request.headers, "sec-websocket-key")?.map(str::trim) {
+        Some(key) if is_nonce(key) => Ok(derive_accept_key(key.as_bytes())),
+        _ => Err(bad("websocket_key", "Sec-WebSocket-Key must be 16 bytes in base64")),
+    }
+}
+
+/// 16 bytes in base64 are 22 characters and two equals signs (RFC 6455 §4.1).
+fn is_nonce(key: &str) -> bool {
+    key.strip_suffix("==").is_some_and(|digits| {
+        digits.len() == 22 && digits.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'+' || b == b'/')
+    })
+}
+
+/// The values of all fields of this name, in order.
+fn values<'f>(fields: &'f [httparse::Header<'f>], name: &'f str) -> impl Iterator<Item = &'f [u8]> {
+    fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
+}
+
+/// The value of a field that may stand once.
+fn one<'f>(fields: &'f [httparse::Header<'f>], name: &'f str) -> Result<Option<&'f str>, Problem> {
+    let mut found = values(fields, name);
+    let Some(value) = found.next() else { return Ok(None) };
+    if found.next().is_some() {
+        return Err(bad("field_twice", format!("the {name} field stands more than once")));
+    }
+    std::str::from_utf8(value).map(Some).map_err(|_| bad("field_not_text", format!("the {name} field is not text")))
+}
+
+/// The field is a list, over one line or several, that holds this token, in whatever case (RFC 9110 §5.3).
+fn has_token(fields: &[httparse::Header<'_>], name: &str, token: &str) -> bool {
+    values(fields, name)
+        .filter_map(|value| std::str::from_utf8(value).ok())
+        .flat_map(|value| value.split(','))
+        .any(|part| part.trim_matches([' ', '\t']).eq_ignore_ascii_case(token))
+}
+
+fn read_query(query: &str, upgrade: &mut Upgrade) -> Result<(), Problem> {
+    let (mut epoch, mut since) = (None, None);
+    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+        match &*key {
+            "token" => upgrade.token = Some(value.into_owned()),
+            "epoch" => epoch = Some(parse_epoch(&value)?),
+            "since" => {
+                let seq =
+                    value.parse().map_err(|_| bad("bad_since", format!("since {value:?} is not a whole number")))?;
+                since = Some(seq);
+            }
+            "filter" => upgrade.filter = parse_filter(value.split(','))?,
+            "heartbeat" => match value.parse() {
+                Ok(seconds @ 1..=3_600) => upgrade.heartbeat_s = Some(seconds),
+                _ => return Err(bad("bad_heartbeat", format!("heartbeat {value:?} is not 1 to 3600 seconds"))),
+            },
+            // Unknown parameters are for someone in front of us.
+            _ => {}
+        }
+    }
+    upgrade.since = match (epoch, since) {
+        (Some(epoch), Some(seq)) => Some(Since { epoch, seq }),
+        (None, None) => None,
+        _ => return Err(bad("bad_position", "a position is `epoch` and `since` together")),
+    };
+    Ok(())
+}
+
+/// Reads an epoch as [`show_epoch`] writes it.
+///
+/// # Errors
+/// 400 if it is not 1 to 16 hexadecimal digits.
+pub fn parse_epoch(text: &str) -> Result<u64, Problem> {
+    if text.is_empty() || text.len() > 16 {
+        return Err(bad("bad_epoch", format!("epoch {text:?} is not 16 hexadecimal digits")));
+    }
+    u64::from_str_radix(text, 16).map_err(|_| bad("bad_epoch", format!("epoch {text:?} is not 16 hexadecimal digits")))
+}
+
+/// An epoch as clients see it: opaque text, for a number of 64 bits does not survive JavaScript.
+#[must_use]
+pub fn show_epoch(epoch: u64) -> String {
+    format!("{epoch:016x}")
+}
+
+/// The types that a filter lets through: names, or `prefix.*`.
+///
+/// # Errors
+/// 400, naming what is not in the registry.
+pub fn parse_filter<'t>(parts: impl Iterator<Item = &'t str>) -> Result<KindSet, Problem> {
+    let mut set = KindSet::default();
+    for (i, part) in parts.map(str::trim).filter(|part| !part.is_empty()).enumerate() {
+        if i >= FILTER_KINDS_MAX {
+            return Err(bad("bad_filter", format!("a filter names at most {FILTER_KINDS_MAX} types")));
+        }
+        let before = set;
+        let prefix = part.strip_suffix('*');
+        for row in super::event::REGISTRY {
+            if prefix.map_or(row.name == part, |prefix| prefix.ends_with('.') && row.name.starts_with(prefix)) {
+                set.insert(row.kind);
+            }
+        }
+        if part.starts_with("custom.") {
+            set.insert(EventKind::Custom);
+        }
+        if set == before && !matches!(EventKind::parse(part), Ok(kind) if set.contains(kind)) {
+            return Err(bad("bad_filter", format!("filter {part:?} names no event type")));
+        }
+    }
+    Ok(set)
+}
+
+fn read_dialects(fields: &[httparse::Header<'_>], upgrade: &mut Upgrade) -> Result<(), Problem> {
+    let mut offered = 0;
+    let mut chosen = None;
+    for part in values(fields, "sec-websocket-protocol")
+        .filter_map(|value| std::str::from_utf8(value).ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+    {
+        if let Some(token) = part.strip_prefix("bearer.") {
+            upgrade.token.get_or_insert_with(|| token.to_owned());
+            continue;
+        }
+        offered += 1;
+        let dialect = [Dialect::Json, Dialect::Rkyv].into_iter().find(|dialect| dialect.name() == part);
+        chosen = chosen.or(dialect);
+    }
+    if offered > 0 && chosen.is_none() {
+        return Err(bad("no_common_subprotocol", "this node speaks the subprotocols ringcast.json and ringcast.rkyv"));
+    }
+    upgrade.names_dialect = chosen.is_some();
+    upgrade.dialect = chosen.unwrap_or_default();
+    Ok(())
+}
+
+/// The `101` answer.
+#[must_use]
+pub fn switching_protocols(accept: &str, dialect: Option<Dialect>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(192);
+    out.extend_from_slice(
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-accept: ",
+    );
+    out.extend_from_slice(accept.as_bytes());
+    if let Some(dialect) = dialect {
+        out.extend_from_slice(b"\r\nsec-websocket-protocol: ");
+        out.extend_from_slice(dialect.name().as_bytes());
+    }
+    out.extend_from_slice(b"\r\n\r\n");
+    out
+}
+
+fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
+    Problem::new(400, code, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(fields: &str) -> Vec<u8> {
+        format!(
+            "GET /v1/demo/channels/race-42/ws?token=t%2Bt&epoch=00ff&since=7&filter=message.*,custom.x HTTP/1.1\r\nHost: h\r\n\
+             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{fields}\r\n\r\n"
+        )
+        .into_bytes()
+    }
+
+    fn upgrade(fields: &str) -> Result<Box<Upgrade>, Problem> {
+        match parse_head(&head(fields))? {
+            Head::Upgrade(upgrade) => Ok(upgrade),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const GOOD: &str = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13";
+
+    #[test]
+    fn a_good_upgrade_says_what_it_asks_for() {
+        let u = upgrade(GOOD).unwrap();
+        assert_eq!(u.accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        assert_eq!((u.app.as_str(), u.channel.as_ref().map(Name::as_str)), ("demo", Some("race-42")));
+        assert_eq!(u.token.as_deref(), Some("t+t"));
+        assert_eq!(u.since, Some(Since { epoch: 255, seq: 7 }));
+        assert!(u.filter.contains(EventKind::MessageNew) && u.filter.contains(EventKind::Custom));
+        assert!(!u.filter.contains(EventKind::TypingStart));
+        assert!(!u.names_dialect);
+    }
+
+    #[test]
+    fn case_b1_connection_may_be_a_list_in_any_shape() {
+        for connection in [
+            "Connection: keep-alive, Upgrade",
+            "Connection: Upgrade , keep-alive",
+            "Connection: keep-alive\r\nConnection: Upgrade",
+            "Connection:\tkeep-alive,\tupgrade",
+        ] {
+            assert!(upgrade(&format!("upgrade: WebSocket\r\n{connection}\r\nSec-WebSocket-Version: 13")).is_ok());
+        }
+        assert_eq!(
+            upgrade("Upgrade: websocket\r\nConnection: close\r\nSec-WebSocket-Version: 13").unwrap_err().status,
+            400
+        );
+    }
+
+    #[test]
+    fn case_b5_a_wrong_version_is_told_the_right_one() {
+        for version in ["", "\r\nSec-WebSocket-Version: 8"] {
+            let problem = upgrade(&format!("Upgrade: websocket\r\nConnection: Upgrade{version}")).unwrap_err();
+            assert_eq!(problem.status, 426);
+            assert_eq!(problem.header, Some(("sec-websocket-version", "13".into())));
+        }
+    }
+
+    #[test]
+    fn case_b3_two_thousand_fields_are_431() {
+        let many: String = (0..2_000).map(|i| format!("x{i}: 1\r\n")).collect();
+        assert_eq!(upgrade(&format!("{many}{GOOD}")).unwrap_err().status, 431);
+    }
+
+    #[test]
+    fn subprotocols_and_bearer() {
+        let u =
+            upgrade(&format!("{GOOD}\r\nSec-WebSocket-Protocol: bearer.a.b.c, ringcast.rkyv, ringcast.json")).unwrap();
+        assert_eq!((u.dialect, u.names_dialect), (Dialect::Rkyv, true));
+        // The query came first.
+        assert_eq!(u.token.as_deref(), Some("t+t"));
+        assert_eq!(
+            upgrade(&format!("{GOOD}\r\nSec-WebSocket-Protocol: chat")).unwrap_err().code,
+            "no_common_subprotocol"
+        );
+    }
+
+    #[test]
+    fn bad_names_keys_and_bodies_are_400() {
+        assert_eq!(upgrade(&format!("{GOOD}\r\nContent-Length: 5")).unwrap_err().code, "upgrade_with_body");
+        let bad_key = String::from_utf8(head(GOOD)).unwrap().replace("dGhl", "!!!!");
+        assert_eq!(parse_head(bad_key.as_bytes()).unwrap_err().code, "websocket_key");
+        let bad_name = String::from_utf8(head(GOOD)).unwrap().replace("race-42", "race%2042");
+        assert_eq!(parse_head(bad_name.as_bytes()).unwrap_err().code, "bad_name");
+        let escaped = String::from_utf8(head(GOOD)).unwrap().replace("race-42", "a%40b");
+        assert!(parse_head(escaped.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn other_paths_are_for_the_api() {
+        assert_eq!(parse_head(b"GET /v1/demo/channels/x/messages HTTP/1.1\r\nHost: h\r\n\r\n"), Ok(Head::Other));
+        assert_eq!(parse_head(b"GET /healthz HTTP/1.0\r\n\r\n"), Ok(Head::Other));
+    }
+
+    #[test]
+    fn filters() {
+        assert_eq!(parse_filter("nonsense".split(',')).unwrap_err().code, "bad_filter");
+        assert_eq!(parse_filter("mess*".split(',')).unwrap_err().code, "bad_filter");
+        let set = parse_filter("message.new,message.new".split(',')).unwrap();
+        assert!(set.contains(EventKind::MessageNew) && !set.contains(EventKind::MessageUpdated));
+    }
+}

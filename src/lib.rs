@@ -1,4 +1,7 @@
 //! Ringcast: an io_uring, thread-per-core WebSocket node for live events.
 
+pub mod admission;
 pub mod base;
+pub mod bus;
+pub mod post;
 pub mod wire;

@@ -1,0 +1,214 @@
+//! Tokens and server keys: text flows in, an [`Identity`] or a refusal flows out.
+//!
+//! Always true: a token is checked against the app's own keys and the algorithms they were made for, nothing else;
+//! its times are compared with the `now` that is handed in, with no leeway; a server key is compared in constant time
+//! with a hash, so the configuration holds no key.
+
+use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::AppOptions;
+use crate::base::Name;
+use crate::post::letters::Identity;
+use crate::wire::problem::Problem;
+
+/// What a server key begins with.
+pub const SERVER_KEY_PREFIX: &str = "rk_";
+/// The longest token that is looked at, in bytes.
+const TOKEN_BYTES_MAX: usize = 8 * 1024;
+
+/// One key that tokens may be signed with.
+#[derive(Clone)]
+pub struct TokenKey {
+    /// Its name in a token's header; a token without one is tried against every key of its algorithm.
+    pub kid: Option<String>,
+    /// HS256.
+    algorithm: Algorithm,
+    key: DecodingKey,
+}
+
+impl TokenKey {
+    /// A shared secret for HS256.
+    ///
+    /// # Errors
+    /// Says so if the secret is shorter than the 32 bytes of the hash (RFC 7518 §3.2).
+    pub fn hs256(kid: Option<String>, secret: &[u8]) -> Result<Self, String> {
+        if secret.len() < 32 {
+            return Err(format!("an HS256 secret has at least 32 bytes, this one has {}", secret.len()));
+        }
+        let key = DecodingKey::from_secret(secret).map_err(|error| error.to_string())?;
+        Ok(Self { kid, algorithm: Algorithm::HS256, key })
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Claims {
+    sub: String,
+    exp: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nbf: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    channels: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    can: Option<Vec<String>>,
+}
+
+/// Who speaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Speaker {
+    /// Nobody in particular.
+    Anonymous,
+    /// A user with a token.
+    User(Box<Identity>),
+    /// The app's own backend.
+    Server,
+}
+
+/// Hashes a server key as the configuration keeps it.
+#[must_use]
+pub fn hash_server_key(key: &str) -> [u8; 32] {
+    Sha256::digest(key.as_bytes()).into()
+}
+
+/// Finds out who speaks.
+///
+/// # Errors
+/// 401 for a bad or expired token or a wrong server key.
+pub fn authenticate(app: &AppOptions, credential: Option<&str>, now_wall_ms: u64) -> Result<Speaker, Problem> {
+    let Some(credential) = credential else { return Ok(Speaker::Anonymous) };
+    if credential.starts_with(SERVER_KEY_PREFIX) {
+        let same: bool = hash_server_key(credential).ct_eq(&app.server_key_hash).into();
+        return if same {
+            Ok(Speaker::Server)
+        } else {
+            Err(unauthorised("wrong_server_key", "the server key is wrong"))
+        };
+    }
+    check_token(app, credential, now_wall_ms).map(|identity| Speaker::User(Box::new(identity)))
+}
+
+/// Checks a token.
+///
+/// # Errors
+/// 401, naming what is wrong with it.
+pub fn check_token(app: &AppOptions, token: &str, now_wall_ms: u64) -> Result<Identity, Problem> {
+    let bad = || unauthorised("bad_token", "the token is malformed or its signature does not fit");
+    if token.len() > TOKEN_BYTES_MAX {
+        return Err(bad());
+    }
+    let header = decode_header(token).map_err(|_| bad())?;
+    let claims = app
+        .token_keys
+        .iter()
+        .filter(|key| key.algorithm == header.alg && (header.kid.is_none() || key.kid == header.kid))
+        .find_map(|key| {
+            let mut validation = Validation::new(key.algorithm);
+            // Times are compared below, with the time that was handed in.
+            validation.validate_exp = false;
+            validation.validate_aud = false;
+            validation.required_spec_claims.clear();
+            decode::<Claims>(token, &key.key, &validation).ok().map(|data| data.claims)
+        })
+        .ok_or_else(bad)?;
+    let expires_ms = claims.exp.saturating_mul(1_000);
+    if expires_ms <= now_wall_ms {
+        return Err(unauthorised("token_expired", "the token has expired"));
+    }
+    if claims.nbf.is_some_and(|nbf| nbf.saturating_mul(1_000) > now_wall_ms) {
+        return Err(unauthorised("token_not_yet_valid", "the token is not valid yet"));
+    }
+    let user = Name::new(&claims.sub).map_err(|error| unauthorised("bad_subject", format!("sub: {error}")))?;
+    let can = |right: &str| claims.can.as_ref().is_none_or(|rights| rights.iter().any(|r| r == right));
+    if !can("read") {
+        return Err(Problem::new(403, "no_right_to_read", "the token does not allow reading"));
+    }
+    Ok(Identity {
+        user,
+        name: claims.name.clone().unwrap_or_default(),
+        write: can("write"),
+        typing: can("type"),
+        custom: can("custom"),
+        channels: claims.channels.clone().unwrap_or_default(),
+        expires_ms,
+    })
+}
+
+/// Makes an HS256 token, for development and tests.
+///
+/// # Errors
+/// Says why it could not be signed.
+pub fn make_token(secret: &[u8], sub: &str, name: Option<&str>, expires_s: u64) -> Result<String, String> {
+    Name::new(sub).map_err(|error| format!("sub {sub:?}: {error}"))?;
+    let claims =
+        Claims { sub: sub.into(), exp: expires_s, nbf: None, name: name.map(Into::into), channels: None, can: None };
+    let key = EncodingKey::from_secret(secret).map_err(|error| error.to_string())?;
+    encode(&Header::new(Algorithm::HS256), &claims, &key).map_err(|error| error.to_string())
+}
+
+fn unauthorised(code: &'static str, detail: impl Into<String>) -> Problem {
+    Problem::new(401, code, detail).with_header("www-authenticate", "Bearer")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
+
+    fn app() -> AppOptions {
+        AppOptions {
+            name: Name::new("demo").unwrap(),
+            server_key_hash: hash_server_key("rk_right"),
+            token_keys: vec![TokenKey::hs256(None, SECRET).unwrap()],
+            anonymous_read: true,
+            origins: vec!["https://a.example".into()],
+            loopback_only: false,
+            message_bytes_max: 16 * 1024,
+        }
+    }
+
+    #[test]
+    fn tokens() {
+        let app = app();
+        let token = make_token(SECRET, "u1", Some("Ann"), 2_000).unwrap();
+        let Ok(Speaker::User(identity)) = authenticate(&app, Some(&token), 1_999_999) else { panic!() };
+        assert_eq!((identity.user.as_str(), identity.name.as_str(), identity.write), ("u1", "Ann", true));
+        assert_eq!(authenticate(&app, Some(&token), 2_000_000).unwrap_err().code, "token_expired");
+        let forged = make_token(b"another secret of at least 32 by", "u1", None, 2_000).unwrap();
+        assert_eq!(authenticate(&app, Some(&forged), 0).unwrap_err().code, "bad_token");
+        assert_eq!(authenticate(&app, Some("nonsense"), 0).unwrap_err().status, 401);
+        // A token that names no algorithm of ours, such as "none", finds no key.
+        let none = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ1MSIsImV4cCI6OTk5OX0.";
+        assert_eq!(authenticate(&app, Some(none), 0).unwrap_err().code, "bad_token");
+        assert!(TokenKey::hs256(None, b"short").is_err());
+    }
+
+    #[test]
+    fn server_keys_and_nobody() {
+        let app = app();
+        assert_eq!(authenticate(&app, Some("rk_right"), 0), Ok(Speaker::Server));
+        assert_eq!(authenticate(&app, Some("rk_wrong"), 0).unwrap_err().code, "wrong_server_key");
+        assert_eq!(authenticate(&app, None, 0), Ok(Speaker::Anonymous));
+    }
+
+    #[test]
+    fn origins_and_patterns() {
+        let app = app();
+        assert!(app.check_origin(None).is_ok() && app.check_origin(Some("https://a.example")).is_ok());
+        assert_eq!(app.check_origin(Some("https://b.example")).unwrap_err().status, 403);
+        let identity = Identity {
+            user: Name::new("u").unwrap(),
+            name: String::new(),
+            write: true,
+            typing: true,
+            custom: true,
+            channels: vec!["race-*".into(), "lobby".into()],
+            expires_ms: 0,
+        };
+        assert!(identity.may_touch("race-42") && identity.may_touch("lobby") && !identity.may_touch("lobby2"));
+    }
+}

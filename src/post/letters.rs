@@ -1,0 +1,275 @@
+//! Every letter that crosses cores.
+
+use crate::base::{AppId, Name, ShardId, Ulid};
+use crate::wire::close::Closing;
+use crate::wire::event::KindSet;
+use crate::wire::http::{Dialect, Since};
+use crate::wire::problem::Problem;
+use crate::wire::sealed::Sealed;
+use crate::wire::topic::Topic;
+
+/// An address as it is counted: IPv4 whole, IPv6 by /64. Exempt addresses (loopback, listed proxies) have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AddressKey {
+    /// An IPv4 address.
+    V4(u32),
+    /// The first 64 bits of an IPv6 address.
+    V6(u64),
+}
+
+/// Who a connection or request speaks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// `sub` of the token.
+    pub user: Name,
+    /// The name to show.
+    pub name: String,
+    /// May post messages.
+    pub write: bool,
+    /// May say that it types.
+    pub typing: bool,
+    /// May send custom events.
+    pub custom: bool,
+    /// Patterns of the channels it may touch; empty is all.
+    pub channels: Vec<String>,
+    /// When the token ends, in Unix milliseconds.
+    pub expires_ms: u64,
+}
+
+impl Identity {
+    /// The token lets it touch this channel.
+    #[must_use]
+    pub fn may_touch(&self, channel: &str) -> bool {
+        self.channels.is_empty()
+            || self.channels.iter().any(|pattern| match pattern.strip_suffix('*') {
+                Some(prefix) => channel.starts_with(prefix),
+                None => pattern == channel,
+            })
+    }
+}
+
+/// What an upgrade asks for, after it was checked: travels with the socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinSpec {
+    /// The tenant's place in the configuration.
+    pub app: AppId,
+    /// The tenant.
+    pub app_name: Name,
+    /// The channel, if the connection begins with one.
+    pub channel: Option<Topic>,
+    /// Who it is; `None` reads anonymously.
+    pub identity: Option<Identity>,
+    /// A position to resume from.
+    pub since: Option<Since>,
+    /// Which types to deliver.
+    pub filter: KindSet,
+    /// `health.check` so often, in seconds; 0 is never.
+    pub heartbeat_s: u16,
+    /// What its frames look like.
+    pub dialect: Dialect,
+    /// The answer names the dialect.
+    pub names_dialect: bool,
+    /// `Sec-WebSocket-Accept`.
+    pub accept: String,
+    /// The address it counts under.
+    pub address: Option<AddressKey>,
+    /// How many rooms refused it so far.
+    pub attempts: u8,
+}
+
+/// Which room of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RoomRef {
+    /// The shard that it lives on.
+    pub shard: ShardId,
+    /// Its number within the channel.
+    pub n: u32,
+}
+
+/// A room that a viewer may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// The room.
+    pub room: RoomRef,
+    /// The number of this seat among those given to the asking shard.
+    pub number: u64,
+    /// Connections in the channel, as far as is known.
+    pub viewers: u64,
+}
+
+/// The claim a socket carries to its shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// What it asks for.
+    pub spec: JoinSpec,
+    /// The room.
+    pub given: Given,
+    /// The shard that asked.
+    pub asker: ShardId,
+}
+
+/// A message that passed the shard's checks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draft {
+    /// The tenant's place in the configuration.
+    pub app: AppId,
+    /// Where.
+    pub topic: Topic,
+    /// The author; empty if a server key names none.
+    pub user_id: String,
+    /// The name to show.
+    pub user_name: String,
+    /// What.
+    pub text: Option<String>,
+    /// What, as JSON.
+    pub data: Option<String>,
+    /// Echoed in the ack.
+    pub client_id: Option<String>,
+    /// A repeat with the same key gets the first answer.
+    pub idempotency_key: Option<String>,
+    /// A server key posts: no rate per user.
+    pub by_server: bool,
+}
+
+/// Which stored events of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Range {
+    /// The newest.
+    Latest,
+    /// Those before this seq, the newest of them.
+    Before(u64),
+    /// Those after this seq, the oldest of them.
+    Since(u64),
+}
+
+/// A page of stored events, ready to be sent.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// The numbering.
+    pub epoch: u64,
+    /// The last stored seq.
+    pub head: u64,
+    /// The lowest seq that is still stored; `head + 1` if none is.
+    pub first_kept: u64,
+    /// In the order of their seqs.
+    pub events: Vec<Sealed>,
+}
+
+/// What an accepted message became.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Posted {
+    /// Its id.
+    pub id: Ulid,
+    /// Its number.
+    pub seq: u64,
+    /// The numbering.
+    pub epoch: u64,
+    /// When it was taken, in Unix milliseconds.
+    pub created_at_ms: u64,
+}
+
+/// From a shard to the orchestrator. `ticket` is the shard's own number for the answer to come.
+#[derive(Debug)]
+pub enum ToOrchestrator {
+    /// A seat, please.
+    AskSeat {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// The channel; without one only the address is counted.
+        channel: Option<Topic>,
+        /// The address to count, on the first attempt.
+        address: Option<AddressKey>,
+        /// This room said it is full.
+        refused: Option<RoomRef>,
+        /// The seat must be on the asking shard, for the socket lies there.
+        here: bool,
+    },
+    /// That seat was not taken.
+    GiveBack {
+        /// Who had asked.
+        asker: ShardId,
+        /// The seat's number.
+        number: u64,
+    },
+    /// These connections ended, by address.
+    Released(Vec<(AddressKey, u32)>),
+    /// Store and publish this.
+    Post {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// What.
+        draft: Box<Draft>,
+    },
+    /// Stored events, please.
+    AskPage {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// Of this channel.
+        topic: Topic,
+        /// Which.
+        range: Range,
+        /// At most so many.
+        limit: u32,
+    },
+    /// The viewers of a channel, please.
+    AskViewers {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// Of this channel.
+        topic: Topic,
+    },
+}
+
+/// From the orchestrator to a shard: answers, which always find room, for a shard has no more tickets than its
+/// mailbox has places.
+#[derive(Debug)]
+pub enum ToShard {
+    /// The seat, or why not.
+    SeatAnswer {
+        /// Whose question.
+        ticket: u64,
+        /// The room; `None` where no channel was asked for.
+        answer: Result<Option<Given>, Problem>,
+    },
+    /// The message is durable, or why not.
+    PostAnswer {
+        /// Whose question.
+        ticket: u64,
+        /// What it became.
+        answer: Result<Posted, Problem>,
+    },
+    /// The stored events, or why not.
+    PageAnswer {
+        /// Whose question.
+        ticket: u64,
+        /// The page.
+        answer: Result<Page, Problem>,
+    },
+    /// The viewers of a channel.
+    ViewersAnswer {
+        /// Whose question.
+        ticket: u64,
+        /// Connections.
+        connections: u64,
+    },
+    /// Close everybody, spread over so many milliseconds, and say when to come back.
+    Drain {
+        /// The period.
+        spread_ms: u32,
+    },
+    /// Close these connections of a user.
+    CloseUser {
+        /// Who.
+        user: Topic,
+        /// With what.
+        closing: Closing,
+    },
+}

@@ -1,0 +1,81 @@
+//! What a shard tells the orchestrator every few seconds, in one letter.
+//!
+//! Everything in it is absolute or counted from the start of the process, so that a newer report may replace an
+//! unread older one.
+
+use crate::base::{Account, Name, ShardId};
+
+/// The occupancy of one room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoomCount {
+    /// The tenant.
+    pub app: Name,
+    /// The channel.
+    pub channel: Name,
+    /// The room's number within its channel.
+    pub room: u32,
+    /// Its connections.
+    pub count: u32,
+}
+
+/// Plain counters of one shard, from the start of the process; the seed's own stages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stages {
+    /// Events that came to this shard.
+    pub events_seen: u64,
+    /// … of which the filter said at once that nobody here watches.
+    pub filter_noes: u64,
+    /// Lookups in the subscription index.
+    pub lookups: u64,
+    /// Lookups that found nobody: the filter's wrong yes.
+    pub false_positives: u64,
+    /// Stored events that came twice and were dropped.
+    pub duplicates: u64,
+    /// Holes in a channel's numbers that were filled from the store.
+    pub refetches: u64,
+    /// Ticks that were walked.
+    pub ticks: u64,
+    /// Frames built: one an event, and one more for each tick that was joined.
+    pub frames_built: u64,
+    /// Events put into an outbox.
+    pub queue_writes: u64,
+    /// Socket writes.
+    pub socket_writes: u64,
+    /// Events carried by those writes.
+    pub events_written: u64,
+    /// Events dropped because a mailbox was full, before any fan-out.
+    pub lost_before_fanout: u64,
+    /// Connections that were accepted.
+    pub joined: u64,
+    /// Connections that ended.
+    pub left: u64,
+    /// Connections closed as too slow.
+    pub closed_slow: u64,
+    /// Connections closed for silence.
+    pub closed_silent: u64,
+    /// Connections closed for breaking the protocol.
+    pub closed_protocol: u64,
+    /// Commands that were malformed.
+    pub bad_commands: u64,
+}
+
+/// One shard's report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Who speaks.
+    pub shard: ShardId,
+    /// For each asking shard, the number of the last of its seats that was processed here (rule 14).
+    pub processed: Vec<u64>,
+    /// Every room that is not empty, and once each that became so.
+    pub rooms: Vec<RoomCount>,
+    /// Connections here.
+    pub connections: u32,
+    /// The account of deliveries.
+    pub account: Account,
+    /// Deliveries that wait in ticks, outboxes and unfinished writes.
+    pub queued: [u64; 3],
+    /// The counters.
+    pub stages: Stages,
+    /// Bounded things here: name, used, limit.
+    pub gauges: Vec<(&'static str, crate::base::Gauge)>,
+}

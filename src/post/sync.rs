@@ -1,0 +1,3 @@
+//! The atomics that [`super::bell`] uses. The model checker compiles the same source file against its own.
+
+pub(super) use std::sync::atomic::{AtomicBool, Ordering};

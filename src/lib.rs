@@ -3,5 +3,7 @@
 pub mod admission;
 pub mod base;
 pub mod bus;
+pub mod fanout;
 pub mod post;
+pub mod shard;
 pub mod wire;

@@ -1,0 +1,324 @@
+//! Our side of one connection: what it watches, what waits for it, and when it was last heard.
+//!
+//! Always true: a client that keeps up has no [`Behind`], and so no outbox and no heap for one; what a write left
+//! unfinished goes first and is never evicted; the account gains `written` only when the kernel has taken a frame
+//! whole.
+
+use std::collections::VecDeque;
+
+use super::index::TopicNo;
+use super::outbox::{Outbox, Popped};
+use crate::base::{Account, AppId, Class};
+use crate::post::letters::{AddressKey, Identity};
+use crate::wire::close::Closing;
+use crate::wire::event::KindSet;
+use crate::wire::http::Dialect;
+use crate::wire::reply;
+use crate::wire::sealed::Sealed;
+use crate::wire::socket::Codec;
+
+/// What waits in an outbox.
+#[derive(Clone, Debug)]
+pub enum Payload {
+    /// An event, written in JSON.
+    Event(Sealed),
+    /// Bytes of this client's own.
+    Own(Box<[u8]>),
+}
+
+impl Payload {
+    /// The frame.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Event(sealed) => sealed.json_frame(),
+            Self::Own(bytes) => bytes,
+        }
+    }
+}
+
+/// Frames that were taken out of the queue and are not yet taken whole by the kernel.
+#[derive(Debug, Default)]
+pub struct Rest {
+    bytes: Vec<u8>,
+    at: usize,
+    /// Where each frame ends, and the class that it counts under; gaps and recovered events are in no account.
+    marks: VecDeque<(u32, Option<Class>)>,
+}
+
+impl Rest {
+    /// Adds a whole frame, or the tail of a broken one.
+    pub fn put(&mut self, bytes: &[u8], class: Option<Class>) {
+        self.bytes.extend_from_slice(bytes);
+        self.marks.push_back((self.bytes.len() as u32, class));
+    }
+
+    /// What to write next.
+    #[must_use]
+    pub fn unwritten(&self) -> &[u8] {
+        &self.bytes[self.at..]
+    }
+
+    /// Everything was taken.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.at == self.bytes.len()
+    }
+
+    /// The kernel took `bytes` more. Returns how many events and frames it now has whole.
+    pub fn advance(&mut self, bytes: usize, account: &mut Account) -> u64 {
+        self.at += bytes;
+        let mut events = 0;
+        while let Some(&(end, class)) = self.marks.front() {
+            if end as usize > self.at {
+                break;
+            }
+            if let Some(class) = class {
+                account.of_mut(class).written += 1;
+                events += 1;
+            }
+            self.marks.pop_front();
+        }
+        if self.is_empty() {
+            self.bytes.clear();
+            self.at = 0;
+        }
+        events
+    }
+
+    /// The connection is gone: what is not whole counts as lost.
+    pub fn drain_lost(&mut self, account: &mut Account) {
+        for (_, class) in self.marks.drain(..) {
+            if let Some(class) = class {
+                account.of_mut(class).lost += 1;
+            }
+        }
+        self.bytes.clear();
+        self.at = 0;
+    }
+
+    /// Events of each class in it, added to `counts`.
+    pub fn count(&self, counts: &mut [u64; 3]) {
+        for (_, class) in &self.marks {
+            if let Some(class) = class {
+                counts[*class as usize] += 1;
+            }
+        }
+    }
+}
+
+/// A client with something that waits.
+#[derive(Debug, Default)]
+pub struct Behind {
+    /// Goes first.
+    pub rest: Rest,
+    /// Goes then, by the rules of the outbox.
+    pub outbox: Outbox<Payload>,
+    /// The socket took less than it was given and has not said since that it takes more; monotonic milliseconds.
+    pub blocked_since_ms: Option<u64>,
+    /// It stands on the list of those who may write.
+    pub listed: bool,
+    /// To be said last; then the connection ends.
+    pub last_words: Option<Box<[u8]>>,
+}
+
+impl Behind {
+    /// Moves frames from the outbox into the rest, up to `bytes_max` and at least one. `channel_name` names the
+    /// channel of a gap.
+    pub fn fill(
+        &mut self,
+        now_ms: u64,
+        bytes_max: usize,
+        account: &mut Account,
+        mut channel_name: impl FnMut(u32) -> String,
+    ) {
+        while self.rest.unwritten().len() < bytes_max {
+            match self.outbox.pop(now_ms, account) {
+                Some(Popped::Entry(entry)) => {
+                    self.rest.put(entry.payload.bytes(), Some(entry.kind.row().class));
+                }
+                Some(Popped::Gap(gap)) => {
+                    let frame = reply::gap(&channel_name(gap.channel), gap.from_seq, gap.to_seq, &gap.dropped);
+                    self.rest.put(&frame, None);
+                }
+                None => {
+                    if let Some(words) = self.last_words.take() {
+                        self.rest.put(&words, None);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Nothing waits any more.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.rest.is_empty() && self.outbox.is_empty() && self.last_words.is_none()
+    }
+}
+
+/// The channel number of entries that are replies; no channel has it.
+pub const REPLY: u32 = u32::MAX;
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It lives.
+    Open,
+    /// It watches nothing any more; what waits is written, then the Close frame, then it ends.
+    Closing,
+    /// The Close frame is written and our side is shut; the peer's end is awaited for a moment.
+    Lingering,
+    /// The socket is being taken down; nothing is written or read.
+    Ending,
+}
+
+/// Where a subscription stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SubState {
+    /// The head of the channel is not known yet; the answer is still owed.
+    Opening(Box<Owed>),
+    /// It gets what is live.
+    Live,
+    /// It came while this tick was open, and gets it from this frame on.
+    Entering {
+        /// The number of the tick.
+        tick: u32,
+        /// The first frame that concerns it.
+        frame: u32,
+    },
+    /// It reads stored events up to the head, at its own pace, and gets nothing stored that is live.
+    Resuming {
+        /// The next seq to read.
+        next_seq: u64,
+        /// A page was asked for.
+        asked: bool,
+    },
+}
+
+/// The answer to a subscription that is not given yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owed {
+    /// The command's id, as JSON; the first channel of a connection has none and is answered by `connection.ready`.
+    pub id: Option<String>,
+    /// It is the first channel.
+    pub first: bool,
+    /// A position to resume from.
+    pub since: Option<crate::wire::http::Since>,
+    /// Connections in the channel, as far as is known.
+    pub viewers: u64,
+}
+
+/// One channel that a client watches.
+#[derive(Clone, Debug)]
+pub struct Sub {
+    /// Its number in the index.
+    pub topic: TopicNo,
+    /// Its place among the members.
+    pub position: u32,
+    /// The room.
+    pub room: u32,
+    /// Which types.
+    pub filter: KindSet,
+    /// Where it stands.
+    pub state: SubState,
+}
+
+/// The sending rates of one client; made when it first sends something.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rates {
+    /// The second that the counts are of.
+    pub second: u64,
+    /// Typing events in it.
+    pub typing: u8,
+    /// Custom events in it.
+    pub custom: u8,
+    /// The minute that `bad` is of.
+    pub minute: u64,
+    /// Bad commands in it.
+    pub bad: u8,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Client {
+    /// Its opaque number, for `exclude` and for people; 0 is nobody's.
+    pub conn: u64,
+    /// How far it is.
+    pub phase: Phase,
+    /// It is sent back what it sends: the echo endpoint of conformance tests.
+    pub echo: bool,
+    /// Nothing more is read from it until its answers are written.
+    pub paused: bool,
+    /// The tenant.
+    pub app: AppId,
+    /// What its frames look like.
+    pub dialect: Dialect,
+    /// Who it is.
+    pub identity: Option<Box<Identity>>,
+    /// Its place among the connections of its user.
+    pub user_place: Option<(TopicNo, u32)>,
+    /// The address that it counts under.
+    pub address: Option<AddressKey>,
+    /// Its channels. Nearly everybody has one, which needs no second allocation.
+    pub first: Option<Sub>,
+    /// Its further channels.
+    pub more: Vec<Sub>,
+    /// What it sends.
+    pub codec: Codec,
+    /// What waits for it.
+    pub behind: Option<Box<Behind>>,
+    /// When it was last heard, in monotonic seconds.
+    pub seen_s: u32,
+    /// When the wheel looks at it; an entry of another second is stale.
+    pub check_s: u32,
+    /// When the next `health.check` is due, in monotonic seconds; 0 is never.
+    pub heartbeat_at_s: u32,
+    /// So often, in seconds.
+    pub heartbeat_s: u16,
+    /// It was pinged and has not been heard since.
+    pub pinged: bool,
+    /// What it sent lately.
+    pub rates: Option<Box<Rates>>,
+    /// Why it ends, once it does.
+    pub closing: Option<Closing>,
+}
+
+impl Client {
+    /// Its channels.
+    pub fn subs(&self) -> impl Iterator<Item = &Sub> {
+        self.first.iter().chain(&self.more)
+    }
+
+    /// The subscription to `topic`.
+    #[must_use]
+    pub fn sub(&self, topic: TopicNo) -> Option<&Sub> {
+        self.subs().find(|sub| sub.topic == topic)
+    }
+
+    /// The subscription to `topic`, to be changed.
+    pub fn sub_mut(&mut self, topic: TopicNo) -> Option<&mut Sub> {
+        self.first.iter_mut().chain(&mut self.more).find(|sub| sub.topic == topic)
+    }
+
+    /// Adds a subscription.
+    pub fn add_sub(&mut self, sub: Sub) {
+        if self.first.is_none() { self.first = Some(sub) } else { self.more.push(sub) }
+    }
+
+    /// Takes a subscription out.
+    pub fn take_sub(&mut self, topic: TopicNo) -> Option<Sub> {
+        if self.first.as_ref().is_some_and(|sub| sub.topic == topic) {
+            return std::mem::replace(&mut self.first, self.more.pop());
+        }
+        let at = self.more.iter().position(|sub| sub.topic == topic)?;
+        Some(self.more.swap_remove(at))
+    }
+
+    /// How many channels it watches.
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        usize::from(self.first.is_some()) + self.more.len()
+    }
+}

@@ -1,0 +1,171 @@
+//! One channel on one shard: its numbering, its open tick, the walk under way, and the last stored events.
+//!
+//! Always true: `Open.last_seq` is the last stored seq that was appended here, and stored events are appended in the
+//! order of their seqs without a hole; what comes twice is dropped, what is missing is fetched.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use super::Place;
+use crate::base::{Account, Class};
+use crate::fanout::client::SubState;
+use crate::fanout::index::{Index, Member, TOMBSTONE, TopicNo};
+use crate::fanout::tick::{Frozen, Tick};
+use crate::wire::sealed::Sealed;
+
+/// Events that may be held while the head of a channel is unknown; what is beyond is fetched from the store again, and
+/// ephemeral ones are dropped.
+pub(super) const HELD_MAX: usize = 1_024;
+
+/// What is known of a channel's numbering.
+#[derive(Debug)]
+pub(super) enum Head {
+    /// The store was asked; what arrives meanwhile is held.
+    Asked {
+        /// In the order of arrival.
+        held: Vec<Sealed>,
+        /// It was open before, up to this seq, and a hole is being filled.
+        since: Option<u64>,
+    },
+    /// It is known.
+    Open {
+        /// The numbering.
+        epoch: u64,
+        /// The last stored seq appended here.
+        last_seq: u64,
+    },
+}
+
+/// A tick on its way to the viewers.
+#[derive(Debug)]
+pub(super) struct Walk {
+    pub(super) frozen: Rc<Frozen>,
+    /// The next member to look at.
+    pub(super) cursor: usize,
+}
+
+/// One channel.
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub(super) topic: TopicNo,
+    /// Its name, for gaps.
+    pub(super) name: String,
+    pub(super) head: Head,
+    pub(super) open: Tick,
+    /// The number of the open tick.
+    pub(super) tick: u32,
+    pub(super) walk: Option<Walk>,
+    /// The number of the batch in which its last walk began.
+    pub(super) walked_in: u64,
+    /// It stands in the queue of those whose ticks are walked.
+    pub(super) queued: bool,
+    /// Somebody joined since the open tick began: its mergeable events are not replaced any more, for the newcomer
+    /// is owed only what comes after.
+    pub(super) entered: bool,
+    /// Viewers here that speak `ringcast.rkyv`.
+    pub(super) rkyv_viewers: u32,
+    /// The last stored events, in order.
+    pub(super) tail: VecDeque<Sealed>,
+    /// The lowest seq that the store had when it was asked.
+    pub(super) first_kept: u64,
+    /// Members whose answer waits for the head.
+    pub(super) waiting: Vec<crate::base::ClientId>,
+}
+
+impl Channel {
+    pub(super) fn new(topic: TopicNo, name: &str) -> Self {
+        Self {
+            topic,
+            name: name.to_owned(),
+            head: Head::Asked { held: Vec::new(), since: None },
+            open: Tick::default(),
+            tick: 1,
+            walk: None,
+            walked_in: 0,
+            queued: false,
+            entered: false,
+            rkyv_viewers: 0,
+            tail: VecDeque::new(),
+            first_kept: 1,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// Keeps a stored event for those who come back soon.
+    pub(super) fn remember(&mut self, sealed: &Sealed, tail_events: usize) {
+        if tail_events == 0 {
+            return;
+        }
+        while self.tail.len() >= tail_events {
+            self.tail.pop_front();
+        }
+        self.tail.push_back(sealed.clone());
+    }
+
+    /// The state of a member that enters now: it is owed what is appended from here on.
+    pub(super) fn entering(&mut self) -> SubState {
+        if self.open.is_empty() {
+            return SubState::Live;
+        }
+        self.entered = true;
+        SubState::Entering { tick: self.tick, frame: self.open.counts().iter().sum() }
+    }
+
+    /// The deliveries of the open tick and of the walk that a member is still owed, as losses: it leaves.
+    pub(super) fn settle_leaver(&self, member: &Member, position: u32, state: &SubState, account: &mut Account) {
+        if matches!(state, SubState::Opening(_)) {
+            return;
+        }
+        if let Some(walk) = &self.walk
+            && position as usize >= walk.cursor
+            && member.first_tick <= walk.frozen.number
+        {
+            let skip = skipped(state, walk.frozen.number);
+            add_counts(account, &counts_from(&walk.frozen.frames, skip));
+        }
+        if member.first_tick <= self.tick {
+            let skip = skipped(state, self.tick);
+            let counts = if skip == 0 { self.open.counts() } else { counts_from(self.open.frames(), skip) };
+            add_counts(account, &counts);
+        }
+    }
+
+    /// Adds what the members are still owed.
+    pub(super) fn count_queued(&self, index: &Index, places: &[Place], queued: &mut [u64; 3]) {
+        let mut account = Account::default();
+        for (position, member) in index.members(self.topic).iter().enumerate() {
+            if member.client == TOMBSTONE {
+                continue;
+            }
+            let client = places.get(member.client as usize).and_then(|place| place.client.as_ref());
+            if let Some(sub) = client.and_then(|client| client.sub(self.topic)) {
+                self.settle_leaver(member, position as u32, &sub.state, &mut account);
+            }
+        }
+        for class in Class::ALL {
+            queued[class as usize] += account.of(class).lost;
+        }
+    }
+}
+
+/// How many frames of tick `number` do not concern a member.
+fn skipped(state: &SubState, number: u32) -> usize {
+    match state {
+        SubState::Entering { tick, frame } if *tick == number => *frame as usize,
+        _ => 0,
+    }
+}
+
+fn counts_from(frames: &[Sealed], skip: usize) -> [u32; 3] {
+    let mut counts = [0; 3];
+    for sealed in frames.iter().skip(skip) {
+        counts[sealed.kind().row().class as usize] += 1;
+    }
+    counts
+}
+
+fn add_counts(account: &mut Account, counts: &[u32; 3]) {
+    for class in Class::ALL {
+        account.of_mut(class).lost += u64::from(counts[class as usize]);
+    }
+}

@@ -1,0 +1,322 @@
+//! Flow 2, the last stretch: a sealed event from the bus becomes part of its channel's tick.
+//!
+//! Always true: stored events are appended in the order of their seqs, each once; a hole is filled from the store
+//! before what lies behind it is appended; per event the shard touches the channel and no viewer.
+
+use super::channel::{Channel, HELD_MAX, Head};
+use super::{Pending, Shard};
+use crate::base::{Class, ClientId, Now};
+use crate::fanout::client::{Payload, SubState};
+use crate::fanout::index::{TOMBSTONE, TopicNo};
+use crate::fanout::outbox::Entry;
+use crate::fanout::tick::Appended;
+use crate::post::letters::{Page, Range};
+use crate::wire::event::{EventKind, MergeKey};
+use crate::wire::problem::Problem;
+use crate::wire::sealed::Sealed;
+use crate::wire::topic::Scope;
+
+/// Rows asked for at once when a hole is filled or a client resumes.
+const PAGE_ROWS: u32 = 64;
+
+impl Shard {
+    /// An event came from the bus.
+    pub fn on_sealed(&mut self, now: Now, sealed: &Sealed) {
+        self.stages.events_seen += 1;
+        let topic = sealed.topic();
+        let Some(no) = self.index.wanted(topic.scope, topic.hash, topic.app.as_str(), topic.name.as_str()) else {
+            return;
+        };
+        if topic.scope == Scope::Channel {
+            self.deliver_to_channel(no, sealed);
+        } else {
+            self.deliver_to_members(now, no, sealed);
+        }
+    }
+
+    fn deliver_to_channel(&mut self, no: TopicNo, sealed: &Sealed) {
+        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
+        let seq = sealed.seq();
+        match &mut channel.head {
+            Head::Asked { held, .. } if held.len() < HELD_MAX => held.push(sealed.clone()),
+            Head::Asked { .. } => self.stages.lost_before_fanout += u64::from(seq == 0),
+            Head::Open { .. } if seq == 0 => self.append(no, sealed),
+            Head::Open { last_seq, .. } if seq <= *last_seq => self.stages.duplicates += 1,
+            Head::Open { last_seq, .. } if seq == *last_seq + 1 => {
+                *last_seq = seq;
+                self.append(no, sealed);
+            }
+            Head::Open { last_seq, .. } => {
+                let since = *last_seq;
+                channel.head = Head::Asked { held: vec![sealed.clone()], since: Some(since) };
+                self.stages.refetches += 1;
+                self.refetch(no, since);
+            }
+        }
+    }
+
+    fn refetch(&mut self, no: TopicNo, since: u64) {
+        if let Some(topic) = self.index.topic(no).cloned() {
+            self.ask_page(Pending::Refetch(no, topic.hash), topic, Range::Since(since), PAGE_ROWS);
+        }
+    }
+
+    fn append(&mut self, no: TopicNo, sealed: &Sealed) {
+        let row = sealed.kind().row();
+        let live = u64::from(self.index.live(no));
+        let (tail, bytes_max) = (self.options.tail_events as usize, self.options.tick_bytes_max as usize);
+        let key = self.merge_key(sealed);
+        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
+        if row.stored {
+            channel.remember(sealed, tail);
+        }
+        let account = self.account.of_mut(row.class);
+        account.published += live;
+        match channel.open.append(sealed, no.0, key, !channel.entered, bytes_max) {
+            Appended::Added => {}
+            Appended::Merged => account.merged += live,
+            Appended::Overflowed => account.evicted += live,
+        }
+        if !channel.queued {
+            channel.queued = true;
+            // A critical event waits for no other channel's walk.
+            if row.class == Class::Critical { self.queue.push_front(no) } else { self.queue.push_back(no) }
+        }
+    }
+
+    /// What a mergeable event replaces, once an event.
+    fn merge_key(&self, sealed: &Sealed) -> u64 {
+        let row = sealed.kind().row();
+        let topic = sealed.topic();
+        let user = || self.hasher.hash_bytes(sealed.event().user_id.as_bytes());
+        match row.merge {
+            MergeKey::None => 0,
+            MergeKey::Channel => topic.hash,
+            MergeKey::User => user(),
+            MergeKey::ChannelAndUser => topic.hash ^ user().rotate_left(1),
+        }
+    }
+
+    /// To the connections of a user or a tag, one by one: there are few of them.
+    fn deliver_to_members(&mut self, now: Now, no: TopicNo, sealed: &Sealed) {
+        let slots: Vec<u32> =
+            self.index.members(no).iter().map(|member| member.client).filter(|&slot| slot != TOMBSTONE).collect();
+        let row = sealed.kind().row();
+        let merge_key = self.merge_key(sealed);
+        for slot in slots {
+            let id = self.id_of(slot);
+            self.account.of_mut(row.class).published += 1;
+            if self.client(id).is_some_and(|client| client.conn == sealed.exclude()) {
+                self.account.of_mut(row.class).excluded += 1;
+                continue;
+            }
+            let payload = self.payload_for(id, sealed);
+            self.enqueue(now, id, entry(now, sealed.kind(), super::write::NO_CHANNEL, 0, merge_key, payload));
+        }
+    }
+
+    fn payload_for(&self, id: ClientId, sealed: &Sealed) -> Payload {
+        match self.client(id).map(|client| client.dialect) {
+            Some(crate::wire::http::Dialect::Rkyv) => Payload::Own(sealed.rkyv_frame().unwrap_or_default().into()),
+            _ => Payload::Event(sealed.clone()),
+        }
+    }
+
+    pub(super) fn on_page_answer(&mut self, now: Now, ticket: u64, answer: Result<Page, Problem>) {
+        match self.pending.remove(&ticket) {
+            Some(Pending::Head(no, hash) | Pending::Refetch(no, hash)) => {
+                if self.index.topic(no).is_some_and(|topic| topic.hash == hash) {
+                    match answer {
+                        Ok(page) => self.on_head(now, no, page),
+                        Err(_) => self.retry_heads.push(no),
+                    }
+                }
+            }
+            Some(Pending::Resume { client, topic }) => self.on_resume_page(now, client, topic, answer),
+            Some(Pending::Request(waiting)) => self.on_request_page(ticket, &waiting, answer),
+            _ => {}
+        }
+    }
+
+    /// The store has answered what a channel's head is, or what stands in a hole.
+    fn on_head(&mut self, now: Now, no: TopicNo, page: Page) {
+        let Some(channel) = self.channel_mut(no) else { return };
+        let Head::Asked { held, since } = &mut channel.head else { return };
+        let (held, since) = (std::mem::take(held), *since);
+        channel.first_kept = page.first_kept;
+        match since {
+            None => {
+                channel.tail = page.events.into();
+                channel.head = Head::Open { epoch: page.epoch, last_seq: page.head };
+            }
+            Some(since) => {
+                let mut last = since;
+                for sealed in &page.events {
+                    last = sealed.seq();
+                    self.append(no, sealed);
+                }
+                let Some(channel) = self.channel_mut(no) else { return };
+                // More than a page is missing, and the store has it.
+                if last < page.head && !page.events.is_empty() {
+                    channel.head = Head::Asked { held, since: Some(last) };
+                    self.refetch(no, last);
+                    return;
+                }
+                channel.head = Head::Open { epoch: page.epoch, last_seq: last.max(page.head) };
+            }
+        }
+        for sealed in &held {
+            self.deliver_to_channel(no, sealed);
+        }
+        let Some(channel) = self.channel_mut(no) else { return };
+        // What was held may have shown another hole; then the answer waits for that too.
+        if matches!(channel.head, Head::Open { .. }) {
+            for id in std::mem::take(&mut channel.waiting) {
+                self.answer_member(now, id, no);
+                self.refresh(id.slot);
+            }
+        }
+    }
+
+    /// Asks again for heads that the store could not tell.
+    pub(super) fn retry_heads(&mut self) {
+        for no in std::mem::take(&mut self.retry_heads) {
+            let since = match self.channel_mut(no).map(|channel| &channel.head) {
+                Some(Head::Asked { since, .. }) => *since,
+                _ => continue,
+            };
+            match (since, self.index.topic(no).cloned()) {
+                (Some(since), Some(_)) => self.refetch(no, since),
+                (None, Some(topic)) => self.ask_head(no, &topic),
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives a client that resumes its next stored events, when the last ones are written.
+    pub(super) fn continue_resume(&mut self, _now: Now, id: ClientId, no: TopicNo) {
+        let bytes_max = self.options.write_bytes as usize;
+        let Some(place) = self.places.get_mut(id.slot as usize) else { return };
+        let Some(client) = place.client.as_mut().filter(|_| place.generation == id.generation) else { return };
+        let dialect = client.dialect;
+        let Some(SubState::Resuming { next_seq, asked: false }) = client.sub(no).map(|sub| sub.state.clone()) else {
+            return;
+        };
+        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
+        let Head::Open { last_seq, .. } = channel.head else {
+            self.retry_resumes.push((id, no));
+            return;
+        };
+        if next_seq > last_seq {
+            let state = channel.entering();
+            if let Some(sub) = client.sub_mut(no) {
+                sub.state = state;
+            }
+            self.refresh(id.slot);
+            return;
+        }
+        let from = match channel.tail.front() {
+            Some(first) if first.seq() <= next_seq => (next_seq - first.seq()) as usize,
+            _ => {
+                if let Some(sub) = client.sub_mut(no) {
+                    sub.state = SubState::Resuming { next_seq, asked: true };
+                }
+                if let Some(topic) = self.index.topic(no).cloned() {
+                    let pending = Pending::Resume { client: id, topic: no };
+                    self.ask_page(pending, topic, Range::Since(next_seq - 1), PAGE_ROWS);
+                }
+                return;
+            }
+        };
+        let mut bytes = 0;
+        let events: Vec<Sealed> = channel
+            .tail
+            .range(from.min(channel.tail.len())..)
+            .take_while(|sealed| {
+                let fits = bytes < bytes_max;
+                bytes += sealed.json_frame().len();
+                fits
+            })
+            .cloned()
+            .collect();
+        self.give_recovered(id, no, next_seq, &events, dialect);
+    }
+
+    fn on_resume_page(&mut self, now: Now, id: ClientId, no: TopicNo, answer: Result<Page, Problem>) {
+        let Some(client) = self.client_mut(id) else { return };
+        let dialect = client.dialect;
+        let Some(sub) = client.sub_mut(no) else { return };
+        let SubState::Resuming { next_seq, .. } = sub.state else { return };
+        sub.state = SubState::Resuming { next_seq, asked: false };
+        match answer {
+            Ok(page) if page.events.is_empty() && page.head >= next_seq => {
+                // Retention was faster than the reader: what is gone is told.
+                self.tell_unkept(id, no, next_seq, page.first_kept.max(next_seq + 1));
+            }
+            Ok(page) => self.give_recovered(id, no, next_seq, &page.events, dialect),
+            Err(_) => self.retry_resumes.push((id, no)),
+        }
+        self.list(id.slot);
+        let _ = now;
+    }
+
+    fn tell_unkept(&mut self, id: ClientId, no: TopicNo, from_seq: u64, next_seq: u64) {
+        let name = self.channel_mut(no).map(|channel: &mut Channel| channel.name.clone()).unwrap_or_default();
+        let lost = (next_seq - from_seq).min(u64::from(u32::MAX)) as u32;
+        let frame = crate::wire::reply::gap(&name, from_seq, next_seq - 1, &[(EventKind::MessageNew, lost)]);
+        if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
+            sub.state = SubState::Resuming { next_seq, asked: false };
+        }
+        self.say_first(id, &[frame]);
+    }
+
+    fn give_recovered(
+        &mut self,
+        id: ClientId,
+        no: TopicNo,
+        next_seq: u64,
+        events: &[Sealed],
+        dialect: crate::wire::http::Dialect,
+    ) {
+        let filter = self.client(id).and_then(|c| c.sub(no)).map_or(crate::wire::event::KindSet::ALL, |s| s.filter);
+        // The store may be ahead of the bus: what was not appended here yet comes live, and must not come twice.
+        let appended = match self.channel_mut(no).map(|channel| &channel.head) {
+            Some(Head::Open { last_seq, .. }) => *last_seq,
+            Some(Head::Asked { since, .. }) => since.unwrap_or(0),
+            None => return,
+        };
+        if let Some(first) = events.first()
+            && first.seq() > next_seq
+        {
+            self.tell_unkept(id, no, next_seq, first.seq());
+        }
+        let mut frames = Vec::new();
+        let mut next = next_seq;
+        for sealed in events.iter().filter(|sealed| (next_seq..=appended).contains(&sealed.seq())) {
+            next = sealed.seq() + 1;
+            if filter.contains(sealed.kind()) {
+                frames.push(match dialect {
+                    crate::wire::http::Dialect::Json => sealed.json_frame().to_vec(),
+                    crate::wire::http::Dialect::Rkyv => sealed.rkyv_frame().unwrap_or_default(),
+                });
+            }
+        }
+        if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
+            sub.state = SubState::Resuming { next_seq: next, asked: false };
+        }
+        self.say_first(id, &frames);
+    }
+}
+
+/// An entry for an outbox.
+pub(super) fn entry(
+    now: Now,
+    kind: EventKind,
+    channel: u32,
+    seq: u64,
+    merge_key: u64,
+    payload: Payload,
+) -> Entry<Payload> {
+    let bytes = payload.bytes().len() as u32;
+    Entry { kind, channel, seq, merge_key, bytes, at_ms: now.mono_ms(), payload }
+}

@@ -1,0 +1,471 @@
+//! Flow 1, joining: an upgrade becomes a seat, a seat becomes a client in a room.
+//!
+//! Always true: joining a channel is one synchronous step (filter and index first, then the head is looked at, rule 4),
+//! a room's cap is checked here whatever the orchestrator believed, and a seat that is not taken is given back.
+
+use super::channel::{Channel, Head};
+use super::{Action, GENERATION_MASK, Pending, Place, Shard};
+use crate::admission::auth::{Speaker, authenticate};
+use crate::base::{AppId, ClientId, Now, ShardId};
+use crate::fanout::client::{Behind, Client, Owed, Phase, Sub, SubState};
+use crate::fanout::index::TopicNo;
+use crate::post::letters::{AddressKey, Given, Identity, JoinSpec, Range, RoomRef, Seat, ToOrchestrator};
+use crate::wire::close::Closing;
+use crate::wire::event::KindSet;
+use crate::wire::http::{Since, Upgrade, switching_protocols};
+use crate::wire::problem::Problem;
+use crate::wire::reply;
+use crate::wire::topic::{Scope, Topic};
+
+/// What a connection that subscribes to a further channel asked for.
+#[derive(Debug)]
+pub(super) struct Want {
+    pub(super) topic: Topic,
+    pub(super) since: Option<Since>,
+    pub(super) filter: KindSet,
+    pub(super) id: Option<String>,
+    pub(super) attempts: u8,
+}
+
+/// Where a connection comes from, as far as limits go.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin {
+    /// The address that it counts under; `None` is exempt.
+    pub address: Option<AddressKey>,
+    /// It comes from this machine.
+    pub loopback: bool,
+}
+
+impl Shard {
+    /// A checked upgrade came in. On success the socket waits under the ticket until an action names it.
+    ///
+    /// # Errors
+    /// The answer to give instead: 503 before any token is looked at, 401, 403, 404.
+    pub fn on_upgrade(&mut self, now: Now, upgrade: &Upgrade, origin: Origin) -> Result<u64, Problem> {
+        self.check_ceilings()?;
+        let (app, options) = self.apps.find(upgrade.app.as_str())?;
+        options.check_source(origin.loopback)?;
+        options.check_origin(upgrade.origin.as_deref())?;
+        let identity = match authenticate(options, upgrade.token.as_deref(), now.wall_ms)? {
+            Speaker::User(identity) => Some(*identity),
+            Speaker::Anonymous if options.anonymous_read => None,
+            Speaker::Anonymous => return Err(Problem::new(401, "token_needed", "this app asks readers for a token")),
+            Speaker::Server => {
+                return Err(Problem::new(403, "server_key_on_socket", "a server key does not watch: use a token"));
+            }
+        };
+        let channel = upgrade.channel.as_ref().map(|name| self.hasher.topic(Scope::Channel, &upgrade.app, name));
+        if let (Some(identity), Some(channel)) = (&identity, &channel)
+            && !identity.may_touch(channel.name.as_str())
+        {
+            return Err(no_right(channel.name.as_str()));
+        }
+        let spec = JoinSpec {
+            app,
+            app_name: upgrade.app.clone(),
+            channel,
+            identity,
+            since: upgrade.since,
+            filter: upgrade.filter,
+            heartbeat_s: upgrade.heartbeat_s.unwrap_or(0),
+            dialect: upgrade.dialect,
+            names_dialect: upgrade.names_dialect,
+            accept: upgrade.accept.clone(),
+            address: origin.address,
+            attempts: 0,
+        };
+        Ok(self.ask_seat(spec, None, true))
+    }
+
+    /// 503 while draining or over a ceiling.
+    pub(super) fn check_ceilings(&self) -> Result<(), Problem> {
+        if self.draining.is_some() {
+            return Err(Problem::new(503, "draining", "this node is going away").retry_after(5));
+        }
+        if self.asks_are_full() {
+            return Err(Problem::new(503, "busy", "too many requests wait on this core").retry_after(1));
+        }
+        if self.clients >= self.options.clients_max {
+            let detail = format!("this core holds its {} connections", self.options.clients_max);
+            return Err(Problem::new(503, "connections_full", detail).retry_after(5));
+        }
+        Ok(())
+    }
+
+    fn ask_seat(&mut self, spec: JoinSpec, refused: Option<RoomRef>, count_address: bool) -> u64 {
+        let (channel, address) = (spec.channel.clone(), spec.address.filter(|_| count_address));
+        let ticket = self.ticket(Pending::Join(Box::new(spec)));
+        let asker = self.options.id;
+        self.actions.push_back(Action::Ask(ToOrchestrator::AskSeat {
+            ticket,
+            asker,
+            channel,
+            address,
+            refused,
+            here: false,
+        }));
+        ticket
+    }
+
+    /// The waiting socket of this ticket is gone; the answer to come finds nobody.
+    pub fn on_join_gone(&mut self, ticket: u64) {
+        if let Some(Pending::Join(spec)) = self.pending.remove(&ticket) {
+            self.release_address(spec.address);
+        }
+    }
+
+    /// The hand-over of a socket to another shard failed: its mailbox is full.
+    pub fn on_hand_over_failed(&mut self, seat: &Seat) {
+        self.release_address(seat.spec.address);
+        self.give_back(seat.asker, seat.given.number);
+    }
+
+    pub(super) fn on_seat_answer(&mut self, now: Now, ticket: u64, answer: Result<Option<Given>, Problem>) {
+        match (self.pending.remove(&ticket), answer) {
+            (Some(Pending::Join(spec)), Ok(Some(given))) if given.room.shard == self.options.id => {
+                self.take_seat(now, ticket, *spec, given, self.options.id);
+            }
+            (Some(Pending::Join(spec)), Ok(Some(given))) => {
+                let seat = Box::new(Seat { spec: *spec, given, asker: self.options.id });
+                self.actions.push_back(Action::HandOver { ticket, to: given.room.shard, seat });
+            }
+            (Some(Pending::Join(spec)), Ok(None)) => self.admit(now, ticket, *spec, None),
+            (Some(Pending::Join(spec)), Err(problem)) => {
+                // The first refusal may be that of the address, which then was not counted.
+                if problem.code != "address_full" {
+                    self.release_address(spec.address);
+                }
+                self.actions.push_back(Action::Refuse { ticket, problem });
+            }
+            (Some(Pending::Subscribe { client, want }), answer) => self.on_subscribe_answer(now, client, *want, answer),
+            (_, Ok(Some(given))) => self.give_back(self.options.id, given.number),
+            _ => {}
+        }
+    }
+
+    /// A socket came from another shard with its seat. Returns the ticket under which it waits here.
+    pub fn on_seat(&mut self, now: Now, seat: Seat) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.take_seat(now, ticket, seat.spec, seat.given, seat.asker);
+        ticket
+    }
+
+    /// The room's own cap decides; a full room sends the viewer back to the orchestrator.
+    fn take_seat(&mut self, now: Now, ticket: u64, mut spec: JoinSpec, given: Given, asker: ShardId) {
+        let last = &mut self.processed[usize::from(asker.0)];
+        *last = (*last).max(given.number);
+        self.schedule_report(now);
+        if self.draining.is_some() || self.clients >= self.options.clients_max {
+            self.release_address(spec.address);
+            let problem = Problem::new(503, "connections_full", "this core takes no more connections").retry_after(5);
+            self.actions.push_back(Action::Refuse { ticket, problem });
+            return;
+        }
+        let full = spec.channel.as_ref().is_some_and(|topic| self.room_is_full(topic, given.room.n));
+        if !full {
+            self.admit(now, ticket, spec, Some(given));
+            return;
+        }
+        spec.attempts += 1;
+        if spec.attempts >= self.options.attempts_max {
+            self.release_address(spec.address);
+            self.actions.push_back(Action::Refuse { ticket, problem: all_full() });
+            return;
+        }
+        let (channel, refused) = (spec.channel.clone(), Some(given.room));
+        self.pending.insert(ticket, Pending::Join(Box::new(spec)));
+        let asker = self.options.id;
+        let ask = ToOrchestrator::AskSeat { ticket, asker, channel, address: None, refused, here: false };
+        self.actions.push_back(Action::Ask(ask));
+    }
+
+    fn room_is_full(&self, topic: &Topic, room: u32) -> bool {
+        self.index
+            .find(Scope::Channel, topic.hash, topic.app.as_str(), topic.name.as_str())
+            .is_some_and(|no| self.index.room_count(no, room) >= self.options.room_capacity)
+    }
+
+    /// The echo endpoint's socket becomes a client that watches nothing.
+    pub fn on_echo(&mut self, now: Now, accept: &str) -> Result<u64, Problem> {
+        self.check_ceilings()?;
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let id = self.new_client(now, AppId(0), None);
+        if let Some(client) = self.client_mut(id) {
+            client.echo = true;
+        }
+        self.actions.push_back(Action::Install { ticket, client: id });
+        self.say_first(id, &[switching_protocols(accept, None)]);
+        Ok(ticket)
+    }
+
+    fn admit(&mut self, now: Now, ticket: u64, spec: JoinSpec, given: Option<Given>) {
+        let id = self.new_client(now, spec.app, spec.identity);
+        let heartbeat_at_s = if spec.heartbeat_s == 0 { 0 } else { now.mono_s() as u32 + u32::from(spec.heartbeat_s) };
+        if let Some(client) = self.client_mut(id) {
+            client.dialect = spec.dialect;
+            client.address = spec.address;
+            client.heartbeat_s = spec.heartbeat_s;
+            client.heartbeat_at_s = heartbeat_at_s;
+        }
+        self.schedule_check(id, heartbeat_at_s);
+        self.actions.push_back(Action::Install { ticket, client: id });
+        let dialect = spec.names_dialect.then_some(spec.dialect);
+        self.say_first(id, &[switching_protocols(&spec.accept, dialect)]);
+        self.watch_user(id, &spec.app_name);
+        match (spec.channel, given) {
+            (Some(topic), Some(given)) => {
+                let owed = Owed { id: None, first: true, since: spec.since, viewers: given.viewers };
+                self.subscribe(now, id, &topic, given.room.n, spec.filter, owed);
+            }
+            _ => {
+                let conn = self.client(id).map_or(0, |client| client.conn);
+                self.say_first(id, &[reply::ready_without_channel(&show_conn(conn), self.options.ping_after_s)]);
+            }
+        }
+    }
+
+    fn new_client(&mut self, now: Now, app: AppId, identity: Option<Identity>) -> ClientId {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place::default());
+            self.places.len() as u32 - 1
+        });
+        // Opaque, and no way to guess another's: the number is hashed with the process's secret.
+        let counter = self.next_conn;
+        self.next_conn += 1;
+        let key = [&self.options.id.0.to_le_bytes()[..], &counter.to_le_bytes()].concat();
+        let conn = self.hasher.hash_bytes(&key).max(1);
+        let client = Client {
+            conn,
+            phase: Phase::Open,
+            echo: false,
+            paused: false,
+            app,
+            dialect: crate::wire::http::Dialect::Json,
+            identity: identity.map(Box::new),
+            user_place: None,
+            address: None,
+            first: None,
+            more: Vec::new(),
+            codec: crate::wire::socket::Codec::default(),
+            behind: None,
+            seen_s: now.mono_s() as u32,
+            check_s: 0,
+            heartbeat_at_s: 0,
+            heartbeat_s: 0,
+            pinged: false,
+            rates: None,
+            closing: None,
+        };
+        self.places[slot as usize].client = Some(Box::new(client));
+        self.clients += 1;
+        self.stages.joined += 1;
+        let id = self.id_of(slot);
+        // Spread over the minute, so that a storm of joins does not become a storm of pings.
+        let spread = conn as u32 % self.options.ping_after_s.max(1);
+        self.schedule_check(id, now.mono_s() as u32 + self.options.ping_after_s.saturating_sub(spread).max(1));
+        id
+    }
+
+    fn watch_user(&mut self, id: ClientId, app: &crate::base::Name) {
+        let Some(user) = self.client(id).and_then(|c| c.identity.as_ref()).map(|i| i.user.clone()) else { return };
+        let topic = self.hasher.topic(Scope::User, app, &user);
+        if let Ok(subscribed) = self.index.subscribe(&topic, 0, id.slot, 0)
+            && let Some(client) = self.client_mut(id)
+        {
+            client.user_place = Some((subscribed.topic, subscribed.position));
+        }
+    }
+
+    /// One synchronous step: filter and index, then the head; the answer goes out now, or when the head is known.
+    pub(super) fn subscribe(&mut self, now: Now, id: ClientId, topic: &Topic, room: u32, filter: KindSet, owed: Owed) {
+        let known = self.index.find(Scope::Channel, topic.hash, topic.app.as_str(), topic.name.as_str());
+        let first_tick = known.and_then(|no| self.channel_mut(no)).map_or(1, |channel| channel.tick);
+        let subscribed = match self.index.subscribe(topic, room, id.slot, first_tick) {
+            Ok(subscribed) => subscribed,
+            Err(_) => {
+                self.close(now, id, Closing::Overloaded("this core watches as many channels as it may"));
+                return;
+            }
+        };
+        let no = subscribed.topic;
+        if subscribed.new_topic {
+            let at = no.0 as usize;
+            if self.channels.len() <= at {
+                self.channels.resize_with(at + 1, || None);
+            }
+            self.channels[at] = Some(Box::new(Channel::new(no, topic.name.as_str())));
+            self.ask_head(no, topic);
+        }
+        let rkyv = self.client(id).is_some_and(|client| client.dialect == crate::wire::http::Dialect::Rkyv);
+        if let Some(client) = self.client_mut(id) {
+            let state = SubState::Opening(Box::new(owed));
+            client.add_sub(Sub { topic: no, position: subscribed.position, room, filter, state });
+        }
+        self.refresh(id.slot);
+        let Some(channel) = self.channel_mut(no) else { return };
+        channel.rkyv_viewers += u32::from(rkyv);
+        if matches!(channel.head, Head::Open { .. }) {
+            self.answer_member(now, id, no);
+        } else {
+            channel.waiting.push(id);
+        }
+    }
+
+    pub(super) fn ask_head(&mut self, no: TopicNo, topic: &Topic) {
+        let limit = self.options.tail_events;
+        self.ask_page(Pending::Head(no, topic.hash), topic.clone(), Range::Latest, limit);
+    }
+
+    pub(super) fn ask_page(&mut self, pending: Pending, topic: Topic, range: Range, limit: u32) {
+        let ticket = self.ticket(pending);
+        let asker = self.options.id;
+        self.actions.push_back(Action::Ask(ToOrchestrator::AskPage { ticket, asker, topic, range, limit }));
+    }
+
+    /// Answers a member whose channel's head is known, and lets it in.
+    pub(super) fn answer_member(&mut self, now: Now, id: ClientId, no: TopicNo) {
+        let ping_interval_s = self.options.ping_after_s;
+        let shard = self.options.id.0;
+        let Some(client) = self.client(id) else { return };
+        let conn = show_conn(client.conn);
+        let Some(Sub { state: SubState::Opening(owed), room, .. }) = client.sub(no).cloned() else { return };
+        let Some(channel) = self.channel_mut(no) else { return };
+        let Head::Open { epoch, last_seq } = channel.head else { return };
+        let honoured = owed
+            .since
+            .map(|since| since.epoch == epoch && since.seq <= last_seq && since.seq + 1 >= channel.first_kept);
+        let state = match owed.since {
+            Some(since) if honoured == Some(true) && since.seq < last_seq => {
+                SubState::Resuming { next_seq: since.seq + 1, asked: false }
+            }
+            _ => channel.entering(),
+        };
+        let name = channel.name.clone();
+        let room = format!("{name}/{shard}/{room}");
+        let ready = reply::Ready {
+            conn: &conn,
+            channel: &name,
+            room: &room,
+            epoch,
+            seq: last_seq,
+            recovered: honoured,
+            ping_interval_s,
+            viewers: owed.viewers,
+        };
+        let frame = if owed.first { reply::ready(&ready) } else { reply::subscribed(owed.id.as_deref(), &ready) };
+        let resumes = matches!(state, SubState::Resuming { .. });
+        if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
+            sub.state = state;
+        }
+        self.say_first(id, &[frame]);
+        if resumes {
+            self.continue_resume(now, id, no);
+        }
+    }
+
+    /// Puts whole frames behind what is already being written and before anything that is queued: the answer to a
+    /// join, which the events of its channel must not pass.
+    pub(super) fn say_first(&mut self, id: ClientId, frames: &[Vec<u8>]) {
+        let Some(client) = self.client_mut(id) else { return };
+        let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
+        for frame in frames {
+            behind.rest.put(frame, None);
+        }
+        self.list(id.slot);
+        self.refresh(id.slot);
+    }
+
+    pub(super) fn on_subscribe_command(&mut self, client: ClientId, want: Want) {
+        let channel = Some(want.topic.clone());
+        let ticket = self.ticket(Pending::Subscribe { client, want: Box::new(want) });
+        let asker = self.options.id;
+        let ask = ToOrchestrator::AskSeat { ticket, asker, channel, address: None, refused: None, here: true };
+        self.actions.push_back(Action::Ask(ask));
+    }
+
+    fn on_subscribe_answer(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        mut want: Want,
+        answer: Result<Option<Given>, Problem>,
+    ) {
+        let id = self.options.id;
+        let given = match answer {
+            Ok(Some(given)) => given,
+            Ok(None) => return,
+            Err(problem) => {
+                self.reply(now, client, reply::error(want.id.as_deref(), problem.code, &problem.detail));
+                return;
+            }
+        };
+        self.processed[usize::from(id.0)] = self.processed[usize::from(id.0)].max(given.number);
+        self.schedule_report(now);
+        let already = self
+            .index
+            .find(Scope::Channel, want.topic.hash, want.topic.app.as_str(), want.topic.name.as_str())
+            .is_some_and(|no| self.client(client).is_some_and(|c| c.sub(no).is_some()));
+        if already {
+            let detail = "this connection watches that channel already";
+            self.reply(now, client, reply::error(want.id.as_deref(), "already_subscribed", detail));
+            return;
+        }
+        if !self.client(client).is_some_and(|c| c.phase == Phase::Open) {
+            return;
+        }
+        if self.room_is_full(&want.topic, given.room.n) {
+            want.attempts += 1;
+            if want.attempts >= self.options.attempts_max {
+                let problem = all_full();
+                self.reply(now, client, reply::error(want.id.as_deref(), problem.code, &problem.detail));
+                return;
+            }
+            let (channel, refused) = (Some(want.topic.clone()), Some(given.room));
+            let ticket = self.ticket(Pending::Subscribe { client, want: Box::new(want) });
+            let ask = ToOrchestrator::AskSeat { ticket, asker: id, channel, address: None, refused, here: true };
+            self.actions.push_back(Action::Ask(ask));
+            return;
+        }
+        let owed = Owed { id: want.id, first: false, since: want.since, viewers: given.viewers };
+        self.subscribe(now, client, &want.topic, given.room.n, want.filter, owed);
+    }
+
+    fn give_back(&mut self, asker: ShardId, number: u64) {
+        self.actions.push_back(Action::Ask(ToOrchestrator::GiveBack { asker, number }));
+    }
+
+    pub(super) fn release_address(&mut self, address: Option<AddressKey>) {
+        if let Some(address) = address {
+            *self.released.entry(address).or_default() += 1;
+        }
+    }
+
+    /// The socket of a client is taken down: its place may be given to another.
+    pub fn on_closed(&mut self, id: ClientId) {
+        let Some(place) = self.places.get_mut(id.slot as usize) else { return };
+        if place.generation != id.generation || place.client.is_none() {
+            return;
+        }
+        debug_assert!(place.client.as_ref().is_some_and(|c| c.phase == Phase::Ending), "it was ended before");
+        place.client = None;
+        place.flags = 0;
+        place.generation = (place.generation + 1) & GENERATION_MASK;
+        self.free.push(id.slot);
+    }
+}
+
+/// A connection's opaque number as text.
+#[must_use]
+pub(super) fn show_conn(conn: u64) -> String {
+    format!("{conn:016x}")
+}
+
+pub(super) fn no_right(channel: &str) -> Problem {
+    Problem::new(403, "no_right", format!("the token does not allow channel {channel:?}"))
+}
+
+fn all_full() -> Problem {
+    Problem::new(429, "room_full", "every room that was tried was full").retry_after(1)
+}

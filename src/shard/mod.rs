@@ -1,0 +1,478 @@
+//! One socket core as a pure state machine: rooms, clients, fan-out.
+//!
+//! Seats, bytes, sealed events, answers and the time flow in; sends, asks and endings flow out. Never async, never
+//! blocking, never reading a clock. The one rule of use: after any `on_*`, poll until dry ([`Shard::poll_action`],
+//! [`Shard::poll_fanout`] with [`Shard::on_sent`]). Always true: a client sits in one room of a channel, no room is above
+//! its cap, and the account of deliveries balances.
+
+mod channel;
+mod deliver;
+mod drain;
+mod join;
+mod receive;
+mod request;
+mod sweep;
+mod write;
+
+use std::collections::{BTreeMap, VecDeque};
+
+pub use join::Origin;
+pub use request::{ApiAnswer, ApiRequest, Outcome};
+pub use write::{Send, SendBatch, SendResult, Source};
+
+use crate::admission::Apps;
+use crate::admission::rate::{FixedWindow, RateOptions};
+use crate::base::alarm::Wheel;
+use crate::base::{Account, ClientId, Gauge, Now, ShardId};
+use crate::bus::Partition;
+use crate::fanout::client::{Client, Phase};
+use crate::fanout::index::{Index, IndexOptions, TopicNo};
+use crate::fanout::score::OutboxOptions;
+use crate::post::letters::{AddressKey, JoinSpec, Seat, ToOrchestrator};
+use crate::post::report::{Report, Stages};
+use crate::wire::close::Closing;
+use crate::wire::problem::Problem;
+use crate::wire::sealed::Sealed;
+use crate::wire::socket::{ContextPool, SocketLimits};
+use crate::wire::topic::TopicHasher;
+
+use channel::Channel;
+
+/// Everything about a shard that may be chosen.
+#[derive(Clone, Debug)]
+pub struct ShardOptions {
+    /// Which one this is.
+    pub id: ShardId,
+    /// How many there are.
+    pub shards: u16,
+    /// Connections here at the most.
+    pub clients_max: u32,
+    /// Questions to the orchestrator that wait for an answer, at the most.
+    pub asks_max: u32,
+    /// Connections of one room at the most.
+    pub room_capacity: u32,
+    /// Rooms that may refuse one viewer before it is told to come back.
+    pub attempts_max: u8,
+    /// Channels that one connection may watch.
+    pub channels_per_client: u16,
+    /// The queue of a client that is behind.
+    pub outbox: OutboxOptions,
+    /// An open tick's frames, in bytes.
+    pub tick_bytes_max: u32,
+    /// Sends in one submit: more take the core away from reads and timers (20,000 took it for 130 ms).
+    pub sends_per_submit: u32,
+    /// What one write of a client that is behind takes out of its queue, in bytes.
+    pub write_bytes: u32,
+    /// Stored events kept in memory a channel.
+    pub tail_events: u32,
+    /// After so much silence a client is pinged, in seconds.
+    pub ping_after_s: u32,
+    /// After so much silence it is closed, in seconds.
+    pub close_after_s: u32,
+    /// A client that takes nothing for so long while something waits is closed, in milliseconds.
+    pub max_stall_ms: u32,
+    /// How long the peer's end is awaited after a Close, in milliseconds.
+    pub linger_ms: u32,
+    /// Between two reports, in milliseconds.
+    pub report_ms: u32,
+    /// Requests of one address.
+    pub address_rate: RateOptions,
+    /// What clients send.
+    pub socket: SocketLimits,
+    /// The subscription index.
+    pub index: IndexOptions,
+    /// The echo endpoint of conformance tests is there.
+    pub echo: bool,
+}
+
+impl Default for ShardOptions {
+    fn default() -> Self {
+        Self {
+            id: ShardId(0),
+            shards: 1,
+            clients_max: 1_000_000,
+            asks_max: 4_096,
+            room_capacity: 500,
+            attempts_max: 10,
+            channels_per_client: 128,
+            outbox: OutboxOptions::default(),
+            tick_bytes_max: 128 * 1024,
+            sends_per_submit: 64,
+            write_bytes: 16 * 1024,
+            tail_events: 64,
+            ping_after_s: 60,
+            close_after_s: 90,
+            max_stall_ms: 30_000,
+            linger_ms: 2_000,
+            report_ms: 5_000,
+            address_rate: RateOptions { requests_max: 600, window_s: 60, keys_max: 100_000 },
+            socket: SocketLimits::default(),
+            index: IndexOptions::default(),
+            echo: false,
+        }
+    }
+}
+
+/// What the shard wants done outside.
+#[derive(Debug)]
+pub enum Action {
+    /// To the orchestrator.
+    Ask(ToOrchestrator),
+    /// To the partition that gives this event its order.
+    Publish(Sealed),
+    /// Pass the waiting socket of this ticket to the shard that owns its room.
+    HandOver {
+        /// The socket.
+        ticket: u64,
+        /// Where to.
+        to: ShardId,
+        /// What goes with it.
+        seat: Box<Seat>,
+    },
+    /// Answer the waiting socket of this ticket with a refusal and close it.
+    Refuse {
+        /// The socket.
+        ticket: u64,
+        /// Why.
+        problem: Problem,
+    },
+    /// The waiting socket of this ticket is now that of this client.
+    Install {
+        /// The socket.
+        ticket: u64,
+        /// Its client.
+        client: ClientId,
+    },
+    /// Answer the waiting HTTP request of this ticket.
+    Answer {
+        /// The request.
+        ticket: u64,
+        /// The answer.
+        answer: ApiAnswer,
+    },
+    /// Read nothing more from this client for now.
+    PauseReads(ClientId),
+    /// Read from it again.
+    ResumeReads(ClientId),
+    /// Say when this client's socket takes more.
+    WantWritable(ClientId),
+    /// Shut our side of the socket; the peer's end is awaited.
+    ShutdownWrite(ClientId),
+    /// Take the socket down; [`Shard::on_closed`] follows.
+    End(ClientId),
+}
+
+/// A question that waits for the orchestrator's answer.
+#[derive(Debug)]
+enum Pending {
+    /// A socket that waits for a seat.
+    Join(Box<JoinSpec>),
+    /// A connection that subscribes to a further channel.
+    Subscribe { client: ClientId, want: Box<join::Want> },
+    /// A message that a client posted.
+    Message { client: ClientId, id: Option<String>, client_id: Option<String> },
+    /// An HTTP request.
+    Request(request::Waiting),
+    /// The head of a channel that is new here.
+    Head(TopicNo, u64),
+    /// The hole in a channel's numbers.
+    Refetch(TopicNo, u64),
+    /// The next page of a client that resumes.
+    Resume { client: ClientId, topic: TopicNo },
+}
+
+/// One place in the client table.
+#[derive(Debug, Default)]
+struct Place {
+    generation: u32,
+    flags: u8,
+    client: Option<Box<Client>>,
+}
+
+/// The client gets a tick's slice as it is: it is open, in step, speaks JSON, filters nothing, and all its channels are
+/// live. The walk looks at this one byte and at nothing else of the client.
+const EASY: u8 = 1;
+/// A send of the client is in the batch that is being filled (rule 2).
+const BUSY: u8 = 2;
+
+/// Generations are told apart by so many bits.
+const GENERATION_MASK: u32 = 0x00FF_FFFF;
+
+/// One shard.
+#[derive(Debug)]
+pub struct Shard {
+    options: ShardOptions,
+    apps: Apps,
+    hasher: TopicHasher,
+    places: Vec<Place>,
+    free: Vec<u32>,
+    clients: u32,
+    index: Index,
+    channels: Vec<Option<Box<Channel>>>,
+    /// Channels whose ticks are walked in turn.
+    queue: VecDeque<TopicNo>,
+    /// Clients that are behind and may write.
+    ready: VecDeque<u32>,
+    batch_number: u64,
+    pool: ContextPool,
+    wheel: Wheel,
+    partition: Partition,
+    pending: BTreeMap<u64, Pending>,
+    next_ticket: u64,
+    next_conn: u64,
+    actions: VecDeque<Action>,
+    retry_heads: Vec<TopicNo>,
+    retry_resumes: Vec<(ClientId, TopicNo)>,
+    released: BTreeMap<AddressKey, u32>,
+    processed: Vec<u64>,
+    emptied: Vec<(crate::base::Name, crate::base::Name, u32)>,
+    report_at_ms: Option<u64>,
+    address_rate: FixedWindow<AddressKey>,
+    draining: Option<drain::Plan>,
+    busy_outside: bool,
+    account: Account,
+    stages: Stages,
+    due: Vec<u32>,
+}
+
+impl Shard {
+    /// An empty shard.
+    #[must_use]
+    pub fn new(options: ShardOptions, apps: Apps, hasher: TopicHasher, now: Now) -> Self {
+        Self {
+            index: Index::new(options.index),
+            pool: ContextPool::new(options.socket),
+            wheel: Wheel::new(now.mono_s()),
+            partition: Partition::new(options.shards),
+            processed: vec![0; usize::from(options.shards)],
+            address_rate: FixedWindow::new(options.address_rate),
+            options,
+            apps,
+            hasher,
+            places: Vec::new(),
+            free: Vec::new(),
+            clients: 0,
+            channels: Vec::new(),
+            queue: VecDeque::new(),
+            ready: VecDeque::new(),
+            batch_number: 0,
+            pending: BTreeMap::new(),
+            next_ticket: 1,
+            next_conn: 1,
+            actions: VecDeque::new(),
+            retry_heads: Vec::new(),
+            retry_resumes: Vec::new(),
+            released: BTreeMap::new(),
+            emptied: Vec::new(),
+            report_at_ms: None,
+            draining: None,
+            busy_outside: false,
+            account: Account::default(),
+            stages: Stages::default(),
+            due: Vec::new(),
+        }
+    }
+
+    /// The next thing to do outside.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The orchestrator's mailbox is full, or is not any more: meanwhile joins and posts are refused with 503.
+    pub fn set_busy_outside(&mut self, busy: bool) {
+        self.busy_outside = busy;
+    }
+
+    /// Connections here.
+    #[must_use]
+    pub fn connections(&self) -> u32 {
+        self.clients
+    }
+
+    /// Something waits to be written now.
+    #[must_use]
+    pub fn has_fanout(&self) -> bool {
+        !self.queue.is_empty() || !self.ready.is_empty()
+    }
+
+    /// The bus partition of this shard.
+    pub fn partition_mut(&mut self) -> &mut Partition {
+        &mut self.partition
+    }
+
+    /// The bus partition of this shard.
+    #[must_use]
+    pub fn partition(&self) -> &Partition {
+        &self.partition
+    }
+
+    /// The account of deliveries.
+    #[must_use]
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// The options it runs with.
+    #[must_use]
+    pub fn options(&self) -> &ShardOptions {
+        &self.options
+    }
+
+    /// Deliveries that wait in ticks, outboxes and unfinished writes, by class. Walks everything: for reports and tests.
+    #[must_use]
+    pub fn queued(&self) -> [u64; 3] {
+        let mut counts = [0; 3];
+        for channel in self.channels.iter().flatten() {
+            channel.count_queued(&self.index, &self.places, &mut counts);
+        }
+        for client in self.places.iter().filter_map(|place| place.client.as_ref()) {
+            if let Some(behind) = &client.behind {
+                behind.rest.count(&mut counts);
+                for class in crate::base::Class::ALL {
+                    counts[class as usize] += behind.outbox.waiting(class) as u64;
+                }
+            }
+        }
+        counts
+    }
+
+    /// The report that is due, if one is.
+    pub fn take_report(&mut self, now: Now) -> Option<Report> {
+        if self.report_at_ms.is_none_or(|at| at > now.mono_ms()) {
+            return None;
+        }
+        let report = self.report();
+        self.emptied.clear();
+        // An empty shard says so once and falls silent.
+        self.report_at_ms = (self.clients > 0).then(|| now.mono_ms() + u64::from(self.options.report_ms));
+        Some(report)
+    }
+
+    fn report(&self) -> Report {
+        let mut rooms = Vec::new();
+        for (no, topic) in self.index.topics(crate::wire::topic::Scope::Channel) {
+            for (room, count) in self.index.rooms(no) {
+                rooms.push(crate::post::report::RoomCount {
+                    app: topic.app.clone(),
+                    channel: topic.name.clone(),
+                    room,
+                    count,
+                });
+            }
+        }
+        for (app, channel, room) in &self.emptied {
+            if !rooms.iter().any(|r| r.app == *app && r.channel == *channel && r.room == *room) {
+                let (app, channel) = (app.clone(), channel.clone());
+                rooms.push(crate::post::report::RoomCount { app, channel, room: *room, count: 0 });
+            }
+        }
+        Report {
+            shard: self.options.id,
+            processed: self.processed.clone(),
+            rooms,
+            connections: self.clients,
+            account: self.account,
+            queued: self.queued(),
+            stages: self.stages(),
+            gauges: self.gauges(),
+        }
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn stages(&self) -> Stages {
+        let index = self.index.stats();
+        Stages {
+            filter_noes: index.noes,
+            lookups: index.lookups,
+            false_positives: index.misses,
+            lost_before_fanout: self.partition.lost_before_fanout(),
+            ..self.stages
+        }
+    }
+
+    fn gauges(&self) -> Vec<(&'static str, Gauge)> {
+        use crate::wire::topic::Scope;
+        vec![
+            ("connections", Gauge::new(u64::from(self.clients), u64::from(self.options.clients_max))),
+            ("channels", self.index.gauge(Scope::Channel)),
+            ("users", self.index.gauge(Scope::User)),
+            ("contexts", self.pool.gauge()),
+            ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
+            ("addresses", self.address_rate.gauge()),
+        ]
+    }
+
+    /// The occupancy of each room, for tests.
+    #[must_use]
+    pub fn rooms(&self) -> Vec<crate::post::report::RoomCount> {
+        self.report().rooms
+    }
+
+    fn schedule_report(&mut self, now: Now) {
+        self.report_at_ms.get_or_insert(now.mono_ms() + u64::from(self.options.report_ms));
+    }
+
+    fn ticket(&mut self, pending: Pending) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.pending.insert(ticket, pending);
+        ticket
+    }
+
+    fn asks_are_full(&self) -> bool {
+        self.busy_outside || self.pending.len() >= self.options.asks_max as usize
+    }
+
+    fn client(&self, id: ClientId) -> Option<&Client> {
+        let place = self.places.get(id.slot as usize)?;
+        if place.generation == id.generation { place.client.as_deref() } else { None }
+    }
+
+    fn client_mut(&mut self, id: ClientId) -> Option<&mut Client> {
+        let place = self.places.get_mut(id.slot as usize)?;
+        if place.generation == id.generation { place.client.as_deref_mut() } else { None }
+    }
+
+    fn id_of(&self, slot: u32) -> ClientId {
+        ClientId { slot, generation: self.places[slot as usize].generation }
+    }
+
+    fn channel_mut(&mut self, topic: TopicNo) -> Option<&mut Channel> {
+        self.channels.get_mut(topic.0 as usize)?.as_deref_mut()
+    }
+
+    /// Recomputes the byte that the walk looks at.
+    fn refresh(&mut self, slot: u32) {
+        let place = &mut self.places[slot as usize];
+        let easy = place.client.as_ref().is_some_and(|client| {
+            client.phase == Phase::Open
+                && client.behind.is_none()
+                && client.dialect == crate::wire::http::Dialect::Json
+                && client.subs().all(|sub| {
+                    sub.state == crate::fanout::client::SubState::Live && sub.filter == crate::wire::event::KindSet::ALL
+                })
+        });
+        place.flags = if easy { place.flags | EASY } else { place.flags & !EASY };
+    }
+
+    /// Begins the end of a client, if it has not begun.
+    fn close(&mut self, now: Now, id: ClientId, closing: Closing) {
+        let Some(client) = self.client_mut(id) else { return };
+        if client.phase != Phase::Open {
+            return;
+        }
+        client.phase = Phase::Closing;
+        client.closing = Some(closing);
+        match closing {
+            Closing::TooSlow => self.stages.closed_slow += 1,
+            Closing::Silent => self.stages.closed_silent += 1,
+            Closing::Protocol(_) | Closing::NotUtf8 | Closing::TooBig | Closing::Policy(_) => {
+                self.stages.closed_protocol += 1;
+            }
+            _ => {}
+        }
+        self.leave_all(now, id);
+        self.say_last(now, id, closing);
+    }
+}

@@ -1,0 +1,347 @@
+//! Flow 3, commands: bytes of a client become answers, asks and events.
+//!
+//! Always true: all answers to one read leave together, in the order of what they answer; what a client may not do is
+//! answered and counted, and more than 20 bad commands a minute end the connection.
+
+use super::deliver::entry;
+use super::join::{Want, no_right};
+use super::write::NO_CHANNEL;
+use super::{Action, Pending, Shard};
+use crate::admission::validate;
+use crate::base::{Class, ClientId, Name, Now};
+use crate::fanout::client::{Client, Payload, Phase};
+use crate::post::letters::ToShard;
+use crate::post::letters::{Draft, Identity, Posted, ToOrchestrator};
+use crate::wire::close::Closing;
+use crate::wire::command::{self, Command, PostBody};
+use crate::wire::event::EventKind;
+use crate::wire::frame::{Opcode, put_frame};
+use crate::wire::problem::Problem;
+use crate::wire::reply;
+use crate::wire::sealed::{Event, Sealed};
+use crate::wire::socket::{Fed, Inbound};
+use crate::wire::topic::{Scope, Topic};
+
+/// Bad commands a minute that are borne.
+const BAD_COMMANDS_MAX: u8 = 20;
+/// Typing events of one client a second.
+const TYPING_PER_S: u8 = 1;
+/// Custom events of one client a second.
+const CUSTOM_PER_S: u8 = 5;
+
+/// A message as it was received, kept only until the read it came in is dealt with.
+enum Received {
+    Text(String),
+    Binary(Vec<u8>),
+}
+
+impl Shard {
+    /// Bytes came from a client.
+    pub fn on_bytes(&mut self, now: Now, id: ClientId, bytes: &[u8]) {
+        let Some(place) = self.places.get_mut(id.slot as usize) else { return };
+        let Some(client) = place.client.as_mut().filter(|_| place.generation == id.generation) else { return };
+        if client.phase != Phase::Open {
+            return;
+        }
+        client.seen_s = now.mono_s() as u32;
+        client.pinged = false;
+        let echo = client.echo;
+        let mut answers = Vec::new();
+        let mut received = Vec::new();
+        let fed = client.codec.feed(&mut self.pool, bytes, &mut answers, |inbound| match inbound {
+            Inbound::Text(text) => received.push(Received::Text(text.to_owned())),
+            Inbound::Binary(bytes) => received.push(Received::Binary(bytes.to_owned())),
+            Inbound::Alive => {}
+        });
+        // A peer's Close is answered last, behind the answers to what it said before.
+        let close_at = if fed == Fed::PeerClosed { last_frame(&answers) } else { answers.len() };
+        let close_reply = answers.split_off(close_at);
+        for message in received {
+            match message {
+                Received::Text(text) if echo => put_frame(&mut answers, Opcode::Text, text.as_bytes()),
+                Received::Binary(bytes) if echo => put_frame(&mut answers, Opcode::Binary, &bytes),
+                Received::Text(text) => self.on_command(now, id, &text, &mut answers),
+                Received::Binary(_) => {
+                    let message = "commands are JSON text, not binary";
+                    answers.extend(self.bad_command(now, id, None, "malformed", message));
+                }
+            }
+        }
+        answers.extend(close_reply);
+        if !answers.is_empty() {
+            self.reply(now, id, answers);
+        }
+        match fed {
+            Fed::Open => self.pause_if_flooded(id),
+            Fed::PeerClosed => self.on_peer_close(now, id),
+            Fed::Failed(closing) => self.close(now, id, closing),
+        }
+    }
+
+    /// A client whose answers pile up is not read any further until they are written.
+    fn pause_if_flooded(&mut self, id: ClientId) {
+        let half = self.options.outbox.capacity(Class::Critical) / 2;
+        let bytes_max = self.options.outbox.bytes_max as usize / 2;
+        let Some(client) = self.client_mut(id) else { return };
+        let Some(behind) = &client.behind else { return };
+        let flooded = behind.outbox.waiting(Class::Critical) > half || behind.outbox.bytes() > bytes_max;
+        if flooded && !client.paused {
+            client.paused = true;
+            self.actions.push_back(Action::PauseReads(id));
+        }
+    }
+
+    fn on_command(&mut self, now: Now, id: ClientId, text: &str, answers: &mut Vec<u8>) {
+        let parsed = match command::parse(text) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                answers.extend(self.bad_command(now, id, error.id.as_deref(), error.code, &error.message));
+                return;
+            }
+        };
+        let command_id = parsed.id;
+        let outcome = match parsed.command {
+            Command::Ping => Ok(Some(reply::pong(command_id))),
+            Command::Subscribe { channel, since, filter } => self.command_subscribe(id, &channel).map(|topic| {
+                let command_id = command_id.map(str::to_owned);
+                self.on_subscribe_command(id, Want { topic, since, filter, id: command_id, attempts: 0 });
+                None
+            }),
+            Command::Unsubscribe { channel } => self.command_unsubscribe(now, id, command_id, &channel).map(Some),
+            Command::Message { channel, body } => self.command_message(id, command_id, &channel, &body).map(|()| None),
+            Command::Typing { channel, start } => {
+                let kind = if start { EventKind::TypingStart } else { EventKind::TypingStop };
+                self.command_event(now, id, &channel, kind, String::new(), None).map(|()| None)
+            }
+            Command::Event { channel, name, data } => {
+                let data = data.map(|data| data.get().to_owned());
+                self.command_event(now, id, &channel, EventKind::Custom, name, data)
+                    .map(|()| command_id.map(|id| reply::ack_taken(Some(id))))
+            }
+        };
+        match outcome {
+            Ok(Some(frame)) => answers.extend(frame),
+            Ok(None) => {}
+            Err(problem) => answers.extend(reply::error(command_id, problem.code, &problem.detail)),
+        }
+    }
+
+    fn topic_of(&self, id: ClientId, channel: &Name) -> Result<(Topic, &Client), Problem> {
+        let gone = || Problem::new(404, "gone", "the connection is gone");
+        let client = self.client(id).ok_or_else(gone)?;
+        let app = self.apps.get(client.app).ok_or_else(gone)?;
+        if client.identity.as_ref().is_some_and(|identity| !identity.may_touch(channel.as_str())) {
+            return Err(no_right(channel.as_str()));
+        }
+        Ok((self.hasher.topic(Scope::Channel, &app.name, channel), client))
+    }
+
+    fn command_subscribe(&self, id: ClientId, channel: &Name) -> Result<Topic, Problem> {
+        let (topic, client) = self.topic_of(id, channel)?;
+        let max = usize::from(self.options.channels_per_client);
+        if client.channels() >= max {
+            return Err(Problem::new(429, "too_many_channels", format!("a connection watches at most {max} channels")));
+        }
+        if self.draining.is_some() || self.asks_are_full() {
+            return Err(Problem::new(503, "busy", "too many requests wait on this core").retry_after(1));
+        }
+        Ok(topic)
+    }
+
+    fn command_unsubscribe(
+        &mut self,
+        now: Now,
+        id: ClientId,
+        command_id: Option<&str>,
+        channel: &Name,
+    ) -> Result<Vec<u8>, Problem> {
+        let (topic, _) = self.topic_of(id, channel)?;
+        let no = self.index.find(Scope::Channel, topic.hash, topic.app.as_str(), topic.name.as_str());
+        let Some(no) = no.filter(|&no| self.client(id).is_some_and(|client| client.sub(no).is_some())) else {
+            return Err(Problem::new(404, "not_subscribed", "this connection does not watch that channel"));
+        };
+        self.leave(now, id, no);
+        if let Some(behind) = self.client_mut(id).and_then(|client| client.behind.take()) {
+            let mut behind = behind;
+            behind.outbox.forget(no.0, &mut self.account);
+            if let Some(client) = self.client_mut(id) {
+                client.behind = Some(behind);
+            }
+        }
+        self.refresh(id.slot);
+        Ok(reply::unsubscribed(command_id, channel.as_str()))
+    }
+
+    fn writer(&self, id: ClientId, channel: &Name) -> Result<(Topic, &Client, &Identity), Problem> {
+        let (topic, client) = self.topic_of(id, channel)?;
+        match client.identity.as_deref() {
+            None => Err(Problem::new(403, "anonymous", "who has no token reads only")),
+            Some(identity) => Ok((topic, client, identity)),
+        }
+    }
+
+    fn command_message(
+        &mut self,
+        id: ClientId,
+        command_id: Option<&str>,
+        channel: &Name,
+        body: &PostBody<'_>,
+    ) -> Result<(), Problem> {
+        let (topic, client, identity) = self.writer(id, channel)?;
+        if !identity.write {
+            return Err(no_right(channel.as_str()));
+        }
+        let bytes_max = self.apps.get(client.app).map_or(0, |app| app.message_bytes_max);
+        let content = validate::content(body, bytes_max)?;
+        if self.asks_are_full() {
+            return Err(Problem::new(503, "busy", "too many requests wait on this core").retry_after(1));
+        }
+        let draft = Draft {
+            app: client.app,
+            topic,
+            user_id: identity.user.as_str().into(),
+            user_name: identity.name.clone(),
+            text: content.text,
+            data: content.data,
+            client_id: content.client_id.clone(),
+            idempotency_key: None,
+            by_server: false,
+        };
+        let pending = Pending::Message { client: id, id: command_id.map(str::to_owned), client_id: content.client_id };
+        let ticket = self.ticket(pending);
+        let asker = self.options.id;
+        self.actions.push_back(Action::Ask(ToOrchestrator::Post { ticket, asker, draft: Box::new(draft) }));
+        Ok(())
+    }
+
+    fn command_event(
+        &mut self,
+        now: Now,
+        id: ClientId,
+        channel: &Name,
+        kind: EventKind,
+        custom_name: String,
+        data: Option<String>,
+    ) -> Result<(), Problem> {
+        let (topic, client, identity) = self.writer(id, channel)?;
+        let custom = kind == EventKind::Custom;
+        if !(if custom { identity.custom } else { identity.typing }) {
+            return Err(no_right(channel.as_str()));
+        }
+        let bytes_max = self.apps.get(client.app).map_or(0, |app| app.message_bytes_max) as usize;
+        if data.as_ref().is_some_and(|data| data.len() > bytes_max) {
+            return Err(Problem::new(413, "message_too_large", format!("data has at most {bytes_max} bytes")));
+        }
+        let event = Event {
+            custom_name,
+            user_id: identity.user.as_str().into(),
+            user_name: identity.name.clone(),
+            data,
+            ..Event::new(kind, topic, now.wall_ms)
+        };
+        let Some(client) = self.client_mut(id) else { return Ok(()) };
+        let rates = client.rates.get_or_insert_default();
+        if rates.second != now.mono_s() {
+            (rates.second, rates.typing, rates.custom) = (now.mono_s(), 0, 0);
+        }
+        let (count, max) = if custom { (&mut rates.custom, CUSTOM_PER_S) } else { (&mut rates.typing, TYPING_PER_S) };
+        if *count >= max {
+            let detail = format!("at most {max} {} a second", if custom { "custom events" } else { "typing events" });
+            return Err(Problem::new(429, "over_rate", detail));
+        }
+        *count += 1;
+        let sealed = Sealed::seal(&event).map_err(|bad| Problem::new(413, "message_too_large", bad.to_string()))?;
+        self.actions.push_back(Action::Publish(sealed));
+        Ok(())
+    }
+
+    /// Counts a bad command and answers it; too many end the connection.
+    fn bad_command(&mut self, now: Now, id: ClientId, command_id: Option<&str>, code: &str, message: &str) -> Vec<u8> {
+        self.stages.bad_commands += 1;
+        let minute = now.mono_s() / 60;
+        let Some(client) = self.client_mut(id) else { return Vec::new() };
+        let rates = client.rates.get_or_insert_default();
+        if rates.minute != minute {
+            (rates.minute, rates.bad) = (minute, 0);
+        }
+        rates.bad = rates.bad.saturating_add(1);
+        if rates.bad > BAD_COMMANDS_MAX {
+            self.close(now, id, Closing::BadInput);
+            return Vec::new();
+        }
+        reply::error(command_id, code, message)
+    }
+
+    /// An answer of the orchestrator came.
+    pub fn on_letter(&mut self, now: Now, letter: ToShard) {
+        match letter {
+            ToShard::SeatAnswer { ticket, answer } => self.on_seat_answer(now, ticket, answer),
+            ToShard::PostAnswer { ticket, answer } => self.on_post_answer(now, ticket, answer),
+            ToShard::PageAnswer { ticket, answer } => self.on_page_answer(now, ticket, answer),
+            ToShard::ViewersAnswer { ticket, connections } => self.on_viewers_answer(ticket, connections),
+            ToShard::Drain { spread_ms } => self.on_drain(now, spread_ms),
+            ToShard::CloseUser { user, closing } => self.close_user(now, &user, closing),
+        }
+    }
+
+    fn on_post_answer(&mut self, now: Now, ticket: u64, answer: Result<Posted, Problem>) {
+        match self.pending.remove(&ticket) {
+            Some(Pending::Message { client, id, client_id }) => {
+                let frame = match answer {
+                    Ok(posted) => reply::ack(
+                        id.as_deref(),
+                        posted.id,
+                        posted.seq,
+                        posted.epoch,
+                        posted.created_at_ms,
+                        client_id.as_deref(),
+                    ),
+                    Err(problem) => reply::error(id.as_deref(), problem.code, &problem.detail),
+                };
+                self.reply(now, client, frame);
+            }
+            Some(Pending::Request(waiting)) => self.on_request_posted(ticket, &waiting, answer),
+            _ => {}
+        }
+    }
+
+    fn close_user(&mut self, now: Now, user: &Topic, closing: Closing) {
+        let Some(no) = self.index.find(Scope::User, user.hash, user.app.as_str(), user.name.as_str()) else { return };
+        let slots: Vec<u32> = self.index.members(no).iter().map(|member| member.client).collect();
+        for slot in slots.into_iter().filter(|&slot| slot != crate::fanout::index::TOMBSTONE) {
+            self.close(now, self.id_of(slot), closing);
+        }
+    }
+
+    /// Queues `health.check`.
+    pub(super) fn say_health_check(&mut self, now: Now, id: ClientId) {
+        self.account.of_mut(Class::Critical).published += 1;
+        let payload = Payload::Own(reply::health_check(now.wall_ms).into());
+        self.enqueue(now, id, entry(now, EventKind::HealthCheck, NO_CHANNEL, 0, 0, payload));
+    }
+}
+
+/// Where the last frame in `frames` begins; they are our own, whole and short.
+fn last_frame(frames: &[u8]) -> usize {
+    let (mut at, mut last) = (0, frames.len());
+    while let Some(&length) = frames.get(at + 1) {
+        last = at;
+        at += match length {
+            126 => 4 + u16::from_be_bytes([frames[at + 2], frames[at + 3]]) as usize,
+            length => 2 + usize::from(length),
+        };
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_frame;
+
+    #[test]
+    fn the_last_of_our_own_frames() {
+        assert_eq!(last_frame(&[]), 0);
+        assert_eq!(last_frame(&[0x8A, 1, b'x', 0x88, 2, 3, 0xE8]), 3);
+        assert_eq!(last_frame(&[0x88, 2, 3, 0xE8]), 0);
+    }
+}

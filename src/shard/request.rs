@@ -1,0 +1,416 @@
+//! The HTTP API on the core that accepted the request: validate, authorise, then ask the orchestrator or publish.
+//!
+//! A parsed request flows in; an answer, or a ticket under which the answer comes, flows out. Always true: every
+//! refusal is a problem document, and who may do what is decided here in the order that protocol.md names.
+
+use super::join::{Origin, no_right};
+use super::{Action, Pending, Shard};
+use crate::admission::auth::{Speaker, authenticate};
+use crate::admission::rate::Rate;
+use crate::admission::{AppOptions, validate};
+use crate::base::{AppId, Name, Now};
+use crate::post::letters::{Draft, Page, Posted, Range, ToOrchestrator};
+use crate::wire::command::PostBody;
+use crate::wire::event::{EventKind, Sources};
+use crate::wire::http::{bearer, path_name, show_epoch};
+use crate::wire::problem::Problem;
+use crate::wire::sealed::{Event, Sealed, put_json, put_number, put_string};
+use crate::wire::topic::{Scope, Topic};
+
+/// Events of one page at the most.
+const PAGE_MAX: u32 = 100;
+/// Events of one page if nothing is asked.
+const PAGE_DEFAULT: u32 = 50;
+
+/// A request of the API.
+#[derive(Debug)]
+pub struct ApiRequest<'a> {
+    /// `GET`, `POST` …
+    pub method: &'a str,
+    /// Without the query.
+    pub path: &'a str,
+    /// Without its question mark.
+    pub query: &'a str,
+    /// `Authorization`.
+    pub authorization: Option<&'a str>,
+    /// `Idempotency-Key`.
+    pub idempotency_key: Option<&'a str>,
+    /// `Origin`.
+    pub origin: Option<&'a str>,
+    /// The whole body.
+    pub body: &'a [u8],
+    /// Where it comes from.
+    pub from: Origin,
+}
+
+/// An answer of the API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiAnswer {
+    /// The HTTP status.
+    pub status: u16,
+    /// `Content-Type`.
+    pub content_type: &'static str,
+    /// The body.
+    pub body: Vec<u8>,
+    /// Further fields.
+    pub fields: Vec<(&'static str, String)>,
+}
+
+impl ApiAnswer {
+    /// JSON.
+    #[must_use]
+    pub fn json(status: u16, body: Vec<u8>) -> Self {
+        Self { status, content_type: "application/json", body, fields: Vec::new() }
+    }
+}
+
+impl From<Problem> for ApiAnswer {
+    fn from(problem: Problem) -> Self {
+        let mut fields = Vec::new();
+        if let Some(seconds) = problem.retry_after_s {
+            fields.push(("retry-after", seconds.to_string()));
+        }
+        fields.extend(problem.header.clone());
+        Self { status: problem.status, content_type: "application/problem+json", body: problem.body(), fields }
+    }
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It is answered.
+    Done(ApiAnswer),
+    /// The answer comes as an action with this ticket.
+    Wait(u64),
+}
+
+/// A request that waits for the orchestrator.
+#[derive(Debug)]
+pub(super) enum Waiting {
+    Post,
+    Page,
+    Viewers,
+}
+
+#[derive(serde::Deserialize)]
+struct EventBody<'a> {
+    #[serde(rename = "type", borrow)]
+    kind: std::borrow::Cow<'a, str>,
+    #[serde(borrow, default)]
+    data: Option<&'a serde_json::value::RawValue>,
+    #[serde(borrow, default)]
+    user: Option<std::borrow::Cow<'a, str>>,
+    #[serde(borrow, default)]
+    exclude: Option<std::borrow::Cow<'a, str>>,
+}
+
+impl Shard {
+    /// A request came in whole.
+    pub fn on_request(&mut self, now: Now, request: &ApiRequest<'_>) -> Outcome {
+        match self.handle(now, request) {
+            Ok(outcome) => outcome,
+            Err(problem) => Outcome::Done(problem.into()),
+        }
+    }
+
+    /// The waiting request of this ticket is gone; the answer to come finds nobody.
+    pub fn on_request_gone(&mut self, ticket: u64) {
+        self.pending.remove(&ticket);
+    }
+
+    fn handle(&mut self, now: Now, request: &ApiRequest<'_>) -> Result<Outcome, Problem> {
+        if let Some(address) = request.from.address
+            && let Rate::Limited { retry_after_s } = self.address_rate.check(now, address)
+        {
+            let problem = Problem::new(429, "address_over_rate", "too many requests from this address");
+            return Err(problem.retry_after(retry_after_s));
+        }
+        let parts: Vec<&str> = request.path.split('/').collect();
+        let (app_part, rest) = match parts[..] {
+            ["", "v1", app, ref rest @ ..] => (app, rest),
+            _ => return Err(not_found(request.path)),
+        };
+        let name = path_name(app_part, "app")?;
+        let (app, options) = self.apps.find(name.as_str())?;
+        let options = options.clone();
+        options.check_source(request.from.loopback)?;
+        options.check_origin(request.origin)?;
+        let credential = request.authorization.map(bearer).transpose()?;
+        let speaker = authenticate(&options, credential, now.wall_ms)?;
+        match rest {
+            ["channels", channel, what @ ("messages" | "events" | "viewers")] => {
+                let channel = path_name(channel, "channel")?;
+                let topic = self.hasher.topic(Scope::Channel, &name, &channel);
+                if let Speaker::User(identity) = &speaker
+                    && !identity.may_touch(channel.as_str())
+                {
+                    return Err(no_right(channel.as_str()));
+                }
+                match (*what, request.method) {
+                    ("messages", "POST") => self.post_message(request, app, &options, &speaker, topic),
+                    ("messages", "GET") => self.get_messages(request, &options, &speaker, topic),
+                    ("events", "POST") => self.post_event(now, request, &options, &speaker, topic),
+                    ("viewers", "GET") => {
+                        may_read(&options, &speaker)?;
+                        self.ask(Waiting::Viewers, |ticket, asker| ToOrchestrator::AskViewers { ticket, asker, topic })
+                    }
+                    ("messages", _) => Err(wrong_method("GET, POST")),
+                    ("events", _) => Err(wrong_method("POST")),
+                    _ => Err(wrong_method("GET")),
+                }
+            }
+            ["users", user, "events"] => {
+                let user = path_name(user, "user")?;
+                let topic = self.hasher.topic(Scope::User, &name, &user);
+                match request.method {
+                    "POST" => self.post_event(now, request, &options, &speaker, topic),
+                    _ => Err(wrong_method("POST")),
+                }
+            }
+            _ => Err(not_found(request.path)),
+        }
+    }
+
+    fn ask(
+        &mut self,
+        waiting: Waiting,
+        letter: impl FnOnce(u64, crate::base::ShardId) -> ToOrchestrator,
+    ) -> Result<Outcome, Problem> {
+        if self.draining.is_some() && matches!(waiting, Waiting::Post) {
+            return Err(Problem::new(503, "draining", "this node is going away").retry_after(5));
+        }
+        if self.asks_are_full() {
+            return Err(Problem::new(503, "busy", "too many requests wait on this core").retry_after(1));
+        }
+        let ticket = self.ticket(Pending::Request(waiting));
+        self.actions.push_back(Action::Ask(letter(ticket, self.options.id)));
+        Ok(Outcome::Wait(ticket))
+    }
+
+    fn post_message(
+        &mut self,
+        request: &ApiRequest<'_>,
+        app: AppId,
+        options: &AppOptions,
+        speaker: &Speaker,
+        topic: Topic,
+    ) -> Result<Outcome, Problem> {
+        let body: PostBody<'_> = parse_body(request.body)?;
+        let content = validate::content(&body, options.message_bytes_max)?;
+        let idempotency_key = match request.idempotency_key {
+            Some(key) if key.is_empty() || key.len() > validate::CLIENT_ID_BYTES_MAX => {
+                let detail = format!("Idempotency-Key has 1 to {} bytes", validate::CLIENT_ID_BYTES_MAX);
+                return Err(Problem::new(400, "bad_idempotency_key", detail));
+            }
+            key => key.map(str::to_owned),
+        };
+        let (user_id, user_name, by_server) = match speaker {
+            Speaker::Anonymous => {
+                return Err(Problem::new(401, "token_needed", "posting asks for a token or a server key"));
+            }
+            Speaker::User(identity) if !identity.write => return Err(no_right(topic.name.as_str())),
+            Speaker::User(identity) => (identity.user.as_str().to_owned(), identity.name.clone(), false),
+            Speaker::Server => {
+                let user = body.user.as_deref().map(|user| named_user(user)).transpose()?.unwrap_or_default();
+                let name = body.name.as_deref().unwrap_or_default();
+                if name.len() > validate::USER_NAME_BYTES_MAX {
+                    let detail = format!("name has at most {} bytes", validate::USER_NAME_BYTES_MAX);
+                    return Err(Problem::new(400, "name_too_long", detail));
+                }
+                (user, name.to_owned(), true)
+            }
+        };
+        let draft = Box::new(Draft {
+            app,
+            topic,
+            user_id,
+            user_name,
+            text: content.text,
+            data: content.data,
+            client_id: content.client_id,
+            idempotency_key,
+            by_server,
+        });
+        self.ask(Waiting::Post, |ticket, asker| ToOrchestrator::Post { ticket, asker, draft })
+    }
+
+    fn get_messages(
+        &mut self,
+        request: &ApiRequest<'_>,
+        options: &AppOptions,
+        speaker: &Speaker,
+        topic: Topic,
+    ) -> Result<Outcome, Problem> {
+        may_read(options, speaker)?;
+        let (mut before, mut since, mut limit) = (None, None, PAGE_DEFAULT);
+        for (key, value) in form_urlencoded::parse(request.query.as_bytes()) {
+            let number = || {
+                let detail = format!("{key} {value:?} is not a whole number");
+                value.parse::<u64>().map_err(|_| Problem::new(400, "bad_query", detail))
+            };
+            match &*key {
+                "before" => before = Some(number()?),
+                "since" => since = Some(number()?),
+                "limit" => {
+                    limit = number()? as u32;
+                    if !(1..=PAGE_MAX).contains(&limit) {
+                        return Err(Problem::new(400, "bad_query", format!("limit is 1 to {PAGE_MAX}")));
+                    }
+                }
+                _ => {}
+            }
+        }
+        let range = match (before, since) {
+            (Some(_), Some(_)) => return Err(Problem::new(400, "bad_query", "give `before` or `since`, not both")),
+            (Some(seq), None) => Range::Before(seq),
+            (None, Some(seq)) => Range::Since(seq),
+            (None, None) => Range::Latest,
+        };
+        self.ask(Waiting::Page, |ticket, asker| ToOrchestrator::AskPage { ticket, asker, topic, range, limit })
+    }
+
+    fn post_event(
+        &mut self,
+        now: Now,
+        request: &ApiRequest<'_>,
+        options: &AppOptions,
+        speaker: &Speaker,
+        topic: Topic,
+    ) -> Result<Outcome, Problem> {
+        let body: EventBody<'_> = parse_body(request.body)?;
+        let kind = EventKind::parse(&body.kind).map_err(|_| {
+            Problem::new(
+                400,
+                "unknown_type",
+                format!("{:?} is no event type; custom ones begin with custom.", body.kind),
+            )
+        })?;
+        let row = kind.row();
+        let (source, user_id, user_name) = match speaker {
+            Speaker::Anonymous => {
+                return Err(Problem::new(401, "token_needed", "posting asks for a token or a server key"));
+            }
+            Speaker::User(identity) => {
+                let right = match kind {
+                    EventKind::Custom => identity.custom,
+                    EventKind::TypingStart | EventKind::TypingStop => identity.typing,
+                    _ => false,
+                };
+                if !right || topic.scope != Scope::Channel {
+                    return Err(no_right(topic.name.as_str()));
+                }
+                (Sources::USER, identity.user.as_str().to_owned(), identity.name.clone())
+            }
+            Speaker::Server => {
+                let user = body.user.as_deref().map(named_user).transpose()?.unwrap_or_default();
+                (Sources::SERVER, user, String::new())
+            }
+        };
+        if row.stored || !row.from.allow(source) {
+            let detail = format!("{} is not posted as an event", body.kind);
+            return Err(Problem::new(400, "type_not_allowed", detail));
+        }
+        let data = body.data.map(|data| data.get().to_owned());
+        if data.as_ref().is_some_and(|data| data.len() > options.message_bytes_max as usize) {
+            let detail = format!("data has at most {} bytes", options.message_bytes_max);
+            return Err(Problem::new(413, "message_too_large", detail));
+        }
+        let exclude = match body.exclude.as_deref() {
+            None => 0,
+            Some(text) => u64::from_str_radix(text, 16)
+                .map_err(|_| Problem::new(400, "bad_exclude", format!("exclude {text:?} is no connection id")))?,
+        };
+        let event = Event {
+            custom_name: if kind == EventKind::Custom { body.kind.into_owned() } else { String::new() },
+            user_id,
+            user_name,
+            data,
+            exclude,
+            ..Event::new(kind, topic, now.wall_ms)
+        };
+        let sealed = Sealed::seal(&event).map_err(|bad| Problem::new(413, "message_too_large", bad.to_string()))?;
+        self.actions.push_back(Action::Publish(sealed));
+        Ok(Outcome::Done(ApiAnswer::json(202, b"{}".to_vec())))
+    }
+
+    pub(super) fn on_request_posted(&mut self, ticket: u64, waiting: &Waiting, answer: Result<Posted, Problem>) {
+        debug_assert!(matches!(waiting, Waiting::Post));
+        let answer = match answer {
+            Ok(posted) => {
+                let mut body = Vec::with_capacity(128);
+                body.extend_from_slice(b"{\"id\":");
+                put_string(&mut body, &posted.id.to_string());
+                body.extend_from_slice(b",\"seq\":");
+                put_number(&mut body, posted.seq);
+                body.extend_from_slice(b",\"epoch\":");
+                put_string(&mut body, &show_epoch(posted.epoch));
+                body.extend_from_slice(b",\"created_at\":");
+                put_number(&mut body, posted.created_at_ms);
+                body.push(b'}');
+                ApiAnswer::json(201, body)
+            }
+            Err(problem) => problem.into(),
+        };
+        self.actions.push_back(Action::Answer { ticket, answer });
+    }
+
+    pub(super) fn on_request_page(&mut self, ticket: u64, waiting: &Waiting, answer: Result<Page, Problem>) {
+        debug_assert!(matches!(waiting, Waiting::Page));
+        let answer = match answer {
+            Ok(page) => {
+                let mut body = Vec::with_capacity(256 * page.events.len() + 64);
+                body.extend_from_slice(b"{\"messages\":[");
+                for (i, sealed) in page.events.iter().enumerate() {
+                    if i > 0 {
+                        body.push(b',');
+                    }
+                    put_json(&mut body, &sealed.to_event());
+                }
+                body.extend_from_slice(b"],\"epoch\":");
+                put_string(&mut body, &show_epoch(page.epoch));
+                body.extend_from_slice(b",\"head\":");
+                put_number(&mut body, page.head);
+                body.push(b'}');
+                ApiAnswer::json(200, body)
+            }
+            Err(problem) => problem.into(),
+        };
+        self.actions.push_back(Action::Answer { ticket, answer });
+    }
+
+    pub(super) fn on_viewers_answer(&mut self, ticket: u64, connections: u64) {
+        if let Some(Pending::Request(Waiting::Viewers)) = self.pending.remove(&ticket) {
+            let mut body = b"{\"connections\":".to_vec();
+            put_number(&mut body, connections);
+            body.push(b'}');
+            self.actions.push_back(Action::Answer { ticket, answer: ApiAnswer::json(200, body) });
+        }
+    }
+}
+
+fn parse_body<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
+    serde_json::from_slice(body)
+        .map_err(|error| Problem::new(400, "malformed_body", format!("the body is no such JSON: {error}")))
+}
+
+fn named_user(user: &str) -> Result<String, Problem> {
+    match Name::new(user) {
+        Ok(name) => Ok(name.as_str().to_owned()),
+        Err(error) => Err(Problem::new(400, "bad_name", format!("user {user:?}: {error}"))),
+    }
+}
+
+fn may_read(options: &AppOptions, speaker: &Speaker) -> Result<(), Problem> {
+    if *speaker == Speaker::Anonymous && !options.anonymous_read {
+        return Err(Problem::new(401, "token_needed", "this app asks readers for a token"));
+    }
+    Ok(())
+}
+
+fn not_found(path: &str) -> Problem {
+    Problem::new(404, "not_found", format!("nothing is at {path:?}"))
+}
+
+fn wrong_method(allowed: &'static str) -> Problem {
+    Problem::new(405, "method", format!("use {allowed}")).with_header("allow", allowed)
+}

@@ -1,0 +1,259 @@
+//! Flow 4 on the shard, what time brings, and flow "the end" of a connection: liveness, stalls, leaving, last words.
+//!
+//! Always true: a client leaves filter, index and rooms in one step, its unwritten deliveries are in the account as
+//! lost, and its place is given to nobody before the socket is taken down.
+
+use super::channel::Head;
+use super::deliver::entry;
+use super::write::NO_CHANNEL;
+use super::{Action, Shard};
+use crate::base::{Class, ClientId, Now};
+use crate::fanout::client::{Behind, Client, Payload, Phase};
+use crate::fanout::index::{Member, TopicNo};
+use crate::post::letters::ToOrchestrator;
+use crate::wire::close::Closing;
+use crate::wire::event::EventKind;
+use crate::wire::frame::{Opcode, put_frame};
+
+impl Shard {
+    /// When [`Shard::on_alarm`] has something to do, in monotonic milliseconds.
+    #[must_use]
+    pub fn next_alarm_ms(&self) -> Option<u64> {
+        let wheel = (self.clients > 0 || self.places.len() > self.free.len()).then(|| self.wheel.next_s() * 1_000);
+        let retry = (!self.retry_heads.is_empty() || !self.released.is_empty()).then(|| self.wheel.next_s() * 1_000);
+        let drain = self.draining.as_ref().and_then(super::drain::Plan::next_ms);
+        [wheel, retry, drain, self.report_at_ms].into_iter().flatten().min()
+    }
+
+    /// Time has passed.
+    pub fn on_alarm(&mut self, now: Now) {
+        self.drain_on(now);
+        if now.mono_s() < self.wheel.next_s() {
+            return;
+        }
+        let mut due = std::mem::take(&mut self.due);
+        self.wheel.take_due(now.mono_s(), &mut due);
+        for slot in due.drain(..) {
+            self.check(now, slot);
+        }
+        self.due = due;
+        self.retry_heads();
+        for (id, no) in std::mem::take(&mut self.retry_resumes) {
+            self.continue_resume(now, id, no);
+        }
+        if !self.released.is_empty() && !self.busy_outside {
+            let released = std::mem::take(&mut self.released).into_iter().collect();
+            self.actions.push_back(Action::Ask(ToOrchestrator::Released(released)));
+        }
+    }
+
+    /// Asks the wheel to look at the client not later than `at_s`.
+    pub(super) fn schedule_check(&mut self, id: ClientId, at_s: u32) {
+        let Some(client) = self.client_mut(id) else { return };
+        if at_s == 0 || (client.check_s != 0 && client.check_s <= at_s) {
+            return;
+        }
+        client.check_s = at_s;
+        self.wheel.add(id.slot, u64::from(at_s));
+    }
+
+    fn check(&mut self, now: Now, slot: u32) {
+        let Some(place) = self.places.get_mut(slot as usize) else { return };
+        let Some(client) = &mut place.client else { return };
+        let now_s = now.mono_s() as u32;
+        // An entry of another second was put off or belonged to somebody else.
+        if client.check_s > now_s {
+            return;
+        }
+        client.check_s = 0;
+        let id = self.id_of(slot);
+        match self.places[slot as usize].client.as_ref().map(|client| client.phase) {
+            Some(Phase::Open) => self.check_open(now, id),
+            Some(Phase::Closing | Phase::Lingering) => self.vanish(now, id),
+            _ => {}
+        }
+    }
+
+    fn check_open(&mut self, now: Now, id: ClientId) {
+        let (ping_after, close_after) = (self.options.ping_after_s, self.options.close_after_s);
+        let max_stall_ms = u64::from(self.options.max_stall_ms);
+        let now_s = now.mono_s() as u32;
+        let Some(client) = self.client_mut(id) else { return };
+        let blocked = client.behind.as_ref().and_then(|behind| behind.blocked_since_ms);
+        if blocked.is_some_and(|since| now.mono_ms() >= since + max_stall_ms) {
+            self.close(now, id, Closing::TooSlow);
+            return;
+        }
+        let silent_s = now_s.saturating_sub(client.seen_s);
+        if silent_s >= close_after {
+            self.close(now, id, Closing::Silent);
+            return;
+        }
+        let beats = client.heartbeat_at_s != 0 && client.heartbeat_at_s <= now_s;
+        if beats {
+            client.heartbeat_at_s = now_s + u32::from(client.heartbeat_s);
+        }
+        let pings = silent_s >= ping_after && !client.pinged;
+        client.pinged |= pings;
+        let next_silence = client.seen_s + if client.pinged { close_after } else { ping_after };
+        let next_stall = blocked.map(|since| ((since + max_stall_ms) / 1_000 + 1) as u32);
+        let next_beat = Some(client.heartbeat_at_s).filter(|&at| at != 0);
+        let next = [Some(next_silence), next_stall, next_beat].into_iter().flatten().min();
+        if beats {
+            self.say_health_check(now, id);
+        }
+        if pings {
+            let mut frame = Vec::with_capacity(2);
+            put_frame(&mut frame, Opcode::Ping, b"");
+            self.account.of_mut(Class::Critical).published += 1;
+            self.enqueue(now, id, entry(now, EventKind::HealthCheck, NO_CHANNEL, 0, 0, Payload::Own(frame.into())));
+        }
+        self.schedule_check(id, next.unwrap_or(next_silence).max(now_s + 1));
+    }
+
+    /// The peer closed: what waits and the answering Close are written, then it ends.
+    pub(super) fn on_peer_close(&mut self, now: Now, id: ClientId) {
+        let Some(client) = self.client_mut(id).filter(|client| client.phase == Phase::Open) else { return };
+        client.phase = Phase::Closing;
+        client.closing = Some(Closing::Normal);
+        self.keep_and_leave(now, id);
+        let words = self.client(id).is_none_or(|client| client.behind.is_none());
+        if words {
+            self.words_are_said(now, id);
+        }
+    }
+
+    /// Our own end of a connection: what may still be said is said.
+    pub(super) fn say_last(&mut self, now: Now, id: ClientId, closing: Closing) {
+        let linger_s = self.options.linger_ms.div_ceil(1_000);
+        let keeps = matches!(closing, Closing::Draining { .. } | Closing::Normal | Closing::Silent | Closing::Revoked);
+        let Some(client) = self.client_mut(id) else { return };
+        let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
+        let blocked = behind.blocked_since_ms.is_some();
+        behind.last_words = Some(closing.frame().into());
+        if let Some(behind) = self.places[id.slot as usize].client.as_mut().and_then(|client| client.behind.as_mut())
+            && !keeps
+        {
+            behind.outbox.drain_lost(&mut self.account);
+        }
+        if blocked && closing == Closing::TooSlow {
+            // It takes nothing: there is nobody to talk to.
+            self.vanish(now, id);
+            return;
+        }
+        self.list(id.slot);
+        self.refresh(id.slot);
+        if let Some(client) = self.client_mut(id) {
+            client.check_s = 0;
+        }
+        self.schedule_check(id, now.mono_s() as u32 + linger_s.max(1) + 1);
+    }
+
+    /// The last frame is written.
+    pub(super) fn words_are_said(&mut self, now: Now, id: ClientId) {
+        let linger_s = self.options.linger_ms.div_ceil(1_000);
+        let Some(client) = self.client_mut(id) else { return };
+        if client.closing == Some(Closing::Normal) {
+            // Both sides have closed; the server ends the connection (RFC 6455 §7.1.1).
+            self.vanish(now, id);
+            return;
+        }
+        client.phase = Phase::Lingering;
+        client.check_s = 0;
+        self.actions.push_back(Action::ShutdownWrite(id));
+        self.schedule_check(id, now.mono_s() as u32 + linger_s.max(1) + 1);
+    }
+
+    /// The peer is gone, or its socket failed.
+    pub fn on_hangup(&mut self, now: Now, id: ClientId) {
+        self.vanish(now, id);
+    }
+
+    /// The end: leaves everything, loses what waits, and has the socket taken down.
+    pub(super) fn vanish(&mut self, now: Now, id: ClientId) {
+        if self.client(id).is_none_or(|client| client.phase == Phase::Ending) {
+            return;
+        }
+        self.leave_all(now, id);
+        let Some(client) = self.places[id.slot as usize].client.as_mut() else { return };
+        if let Some(mut behind) = client.behind.take() {
+            behind.rest.drain_lost(&mut self.account);
+            behind.outbox.drain_lost(&mut self.account);
+        }
+        client.phase = Phase::Ending;
+        client.codec.release(&mut self.pool);
+        let address = client.address.take();
+        self.release_address(address);
+        self.clients -= 1;
+        self.stages.left += 1;
+        self.refresh(id.slot);
+        self.actions.push_back(Action::End(id));
+        self.report_at_ms.get_or_insert(now.mono_ms() + u64::from(self.options.report_ms));
+    }
+
+    /// Leaves every channel and the user's connections. What waits in the outbox is first taken out, with the names of
+    /// the channels that its gaps speak of, for their numbers may be given to others from now on.
+    pub(super) fn leave_all(&mut self, now: Now, id: ClientId) {
+        self.keep_and_leave(now, id);
+    }
+
+    fn keep_and_leave(&mut self, now: Now, id: ClientId) {
+        let channels = &self.channels;
+        let place = &mut self.places[id.slot as usize];
+        let Some(client) = &mut place.client else { return };
+        let writes = matches!(
+            client.closing,
+            Some(Closing::Draining { .. } | Closing::Normal | Closing::Silent | Closing::Revoked)
+        );
+        if writes && let Some(behind) = &mut client.behind {
+            behind.fill(now.mono_ms(), usize::MAX, &mut self.account, |no| {
+                channels.get(no as usize).and_then(Option::as_ref).map(|c| c.name.clone()).unwrap_or_default()
+            });
+        }
+        let topics: Vec<TopicNo> = client.subs().map(|sub| sub.topic).collect();
+        let user = client.user_place.take();
+        for no in topics {
+            self.leave(now, id, no);
+        }
+        if let Some((no, position)) = user {
+            self.index.unsubscribe(no, position);
+        }
+    }
+
+    /// Leaves one channel: index, filter and room in one step.
+    pub(super) fn leave(&mut self, now: Now, id: ClientId, no: TopicNo) {
+        let Some(client) = self.client_mut(id) else { return };
+        let rkyv = client.dialect == crate::wire::http::Dialect::Rkyv;
+        let Some(sub) = client.take_sub(no) else { return };
+        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
+        let member: Option<Member> = self.index.members(no).get(sub.position as usize).copied();
+        if let Some(member) = member {
+            debug_assert_eq!(member.client, id.slot, "a subscription knows its place");
+            channel.settle_leaver(&member, sub.position, &sub.state, &mut self.account);
+        }
+        channel.rkyv_viewers -= u32::from(rkyv);
+        if !matches!(channel.head, Head::Open { .. }) {
+            channel.waiting.retain(|waiting| *waiting != id);
+        }
+        let topic = self.index.topic(no).cloned();
+        let left = self.index.unsubscribe(no, sub.position);
+        if left.room_left == 0
+            && let Some(topic) = topic
+        {
+            self.emptied.push((topic.app, topic.name, sub.room));
+        }
+        if left.topic_gone {
+            self.channels[no.0 as usize] = None;
+        }
+        self.schedule_report(now);
+    }
+
+    /// For tests: what the shard holds of each client.
+    #[must_use]
+    pub fn clients(&self) -> impl Iterator<Item = (ClientId, &Client)> {
+        self.places.iter().enumerate().filter_map(|(slot, place)| {
+            let id = ClientId { slot: slot as u32, generation: place.generation };
+            place.client.as_deref().map(|client| (id, client))
+        })
+    }
+}

@@ -7,9 +7,11 @@ pub mod account;
 pub mod alarm;
 pub mod ids;
 pub mod limits;
+pub mod room;
 pub mod time;
 
 pub use account::{Account, Class};
 pub use ids::{AppId, BadName, ClientId, Name, ShardId, Ulid};
 pub use limits::Gauge;
+pub use room::{ChannelKey, Given, RoomChange, RoomCount, RoomId, RoomReport};
 pub use time::Now;

@@ -1,6 +1,6 @@
 //! Every letter that crosses cores.
 
-use crate::base::{AppId, Name, ShardId, Ulid};
+use crate::base::{AppId, Given, Name, RoomId, ShardId, Ulid};
 use crate::wire::close::Closing;
 use crate::wire::event::KindSet;
 use crate::wire::http::{Dialect, Since};
@@ -75,26 +75,6 @@ pub struct JoinSpec {
     pub address: Option<AddressKey>,
     /// How many rooms refused it so far.
     pub attempts: u8,
-}
-
-/// Which room of a channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct RoomRef {
-    /// The shard that it lives on.
-    pub shard: ShardId,
-    /// Its number within the channel.
-    pub n: u32,
-}
-
-/// A room that a viewer may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Given {
-    /// The room.
-    pub room: RoomRef,
-    /// The number of this seat among those given to the asking shard.
-    pub number: u64,
-    /// Connections in the channel, as far as is known.
-    pub viewers: u64,
 }
 
 /// The claim a socket carries to its shard.
@@ -181,8 +161,10 @@ pub enum ToOrchestrator {
         channel: Option<Topic>,
         /// The address to count, on the first attempt.
         address: Option<AddressKey>,
+        /// Which try of this viewer it is: 1, 2, 3 …
+        attempt: u8,
         /// This room said it is full.
-        refused: Option<RoomRef>,
+        refused: Option<RoomId>,
         /// The seat must be on the asking shard, for the socket lies there.
         here: bool,
     },

@@ -3,20 +3,7 @@
 //! Everything in it is absolute or counted from the start of the process, so that a newer report may replace an
 //! unread older one.
 
-use crate::base::{Account, Name, ShardId};
-
-/// The occupancy of one room.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RoomCount {
-    /// The tenant.
-    pub app: Name,
-    /// The channel.
-    pub channel: Name,
-    /// The room's number within its channel.
-    pub room: u32,
-    /// Its connections.
-    pub count: u32,
-}
+use crate::base::{Account, RoomReport};
 
 /// Plain counters of one shard, from the start of the process; the seed's own stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,14 +49,8 @@ pub struct Stages {
 /// One shard's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Who speaks.
-    pub shard: ShardId,
-    /// For each asking shard, the number of the last of its seats that was processed here (rule 14).
-    pub processed: Vec<u64>,
-    /// Every room that is not empty, and once each that became so.
-    pub rooms: Vec<RoomCount>,
-    /// Connections here.
-    pub connections: u32,
+    /// Its rooms, and the seats that it has processed.
+    pub rooms: RoomReport,
     /// The account of deliveries.
     pub account: Account,
     /// Deliveries that wait in ticks, outboxes and unfinished writes.

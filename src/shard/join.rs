@@ -6,10 +6,10 @@
 use super::channel::{Channel, Head};
 use super::{Action, GENERATION_MASK, Pending, Place, Shard};
 use crate::admission::auth::{Speaker, authenticate};
-use crate::base::{AppId, ClientId, Now, ShardId};
+use crate::base::{AppId, ClientId, Given, Now, RoomId, ShardId};
 use crate::fanout::client::{Behind, Client, Owed, Phase, Sub, SubState};
 use crate::fanout::index::TopicNo;
-use crate::post::letters::{AddressKey, Given, Identity, JoinSpec, Range, RoomRef, Seat, ToOrchestrator};
+use crate::post::letters::{AddressKey, Identity, JoinSpec, Range, Seat, ToOrchestrator};
 use crate::wire::close::Closing;
 use crate::wire::event::KindSet;
 use crate::wire::http::{Since, Upgrade, switching_protocols};
@@ -92,8 +92,9 @@ impl Shard {
         Ok(())
     }
 
-    fn ask_seat(&mut self, spec: JoinSpec, refused: Option<RoomRef>, count_address: bool) -> u64 {
+    fn ask_seat(&mut self, spec: JoinSpec, refused: Option<RoomId>, count_address: bool) -> u64 {
         let (channel, address) = (spec.channel.clone(), spec.address.filter(|_| count_address));
+        let attempt = spec.attempts + 1;
         let ticket = self.ticket(Pending::Join(Box::new(spec)));
         let asker = self.options.id;
         self.actions.push_back(Action::Ask(ToOrchestrator::AskSeat {
@@ -101,6 +102,7 @@ impl Shard {
             asker,
             channel,
             address,
+            attempt,
             refused,
             here: false,
         }));
@@ -173,10 +175,10 @@ impl Shard {
             self.actions.push_back(Action::Refuse { ticket, problem: all_full() });
             return;
         }
-        let (channel, refused) = (spec.channel.clone(), Some(given.room));
+        let (channel, refused, attempt) = (spec.channel.clone(), Some(given.room), spec.attempts + 1);
         self.pending.insert(ticket, Pending::Join(Box::new(spec)));
         let asker = self.options.id;
-        let ask = ToOrchestrator::AskSeat { ticket, asker, channel, address: None, refused, here: false };
+        let ask = ToOrchestrator::AskSeat { ticket, asker, channel, address: None, attempt, refused, here: false };
         self.actions.push_back(Action::Ask(ask));
     }
 
@@ -381,7 +383,8 @@ impl Shard {
         let channel = Some(want.topic.clone());
         let ticket = self.ticket(Pending::Subscribe { client, want: Box::new(want) });
         let asker = self.options.id;
-        let ask = ToOrchestrator::AskSeat { ticket, asker, channel, address: None, refused: None, here: true };
+        let ask =
+            ToOrchestrator::AskSeat { ticket, asker, channel, address: None, attempt: 1, refused: None, here: true };
         self.actions.push_back(Action::Ask(ask));
     }
 
@@ -422,9 +425,10 @@ impl Shard {
                 self.reply(now, client, reply::error(want.id.as_deref(), problem.code, &problem.detail));
                 return;
             }
-            let (channel, refused) = (Some(want.topic.clone()), Some(given.room));
+            let (channel, refused, attempt) = (Some(want.topic.clone()), Some(given.room), want.attempts + 1);
             let ticket = self.ticket(Pending::Subscribe { client, want: Box::new(want) });
-            let ask = ToOrchestrator::AskSeat { ticket, asker: id, channel, address: None, refused, here: true };
+            let ask =
+                ToOrchestrator::AskSeat { ticket, asker: id, channel, address: None, attempt, refused, here: true };
             self.actions.push_back(Action::Ask(ask));
             return;
         }

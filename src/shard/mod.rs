@@ -23,7 +23,7 @@ pub use write::{Send, SendBatch, SendResult, Source};
 use crate::admission::Apps;
 use crate::admission::rate::{FixedWindow, RateOptions};
 use crate::base::alarm::Wheel;
-use crate::base::{Account, ClientId, Gauge, Now, ShardId};
+use crate::base::{Account, ChannelKey, ClientId, Gauge, Now, RoomCount, RoomReport, ShardId};
 use crate::bus::Partition;
 use crate::fanout::client::{Client, Phase};
 use crate::fanout::index::{Index, IndexOptions, TopicNo};
@@ -225,7 +225,7 @@ pub struct Shard {
     retry_resumes: Vec<(ClientId, TopicNo)>,
     released: BTreeMap<AddressKey, u32>,
     processed: Vec<u64>,
-    emptied: Vec<(crate::base::Name, crate::base::Name, u32)>,
+    emptied: Vec<(ChannelKey, u32)>,
     report_at_ms: Option<u64>,
     address_rate: FixedWindow<AddressKey>,
     draining: Option<drain::Plan>,
@@ -349,33 +349,35 @@ impl Shard {
     }
 
     fn report(&self) -> Report {
-        let mut rooms = Vec::new();
-        for (no, topic) in self.index.topics(crate::wire::topic::Scope::Channel) {
-            for (room, count) in self.index.rooms(no) {
-                rooms.push(crate::post::report::RoomCount {
-                    app: topic.app.clone(),
-                    channel: topic.name.clone(),
-                    room,
-                    count,
-                });
-            }
-        }
-        for (app, channel, room) in &self.emptied {
-            if !rooms.iter().any(|r| r.app == *app && r.channel == *channel && r.room == *room) {
-                let (app, channel) = (app.clone(), channel.clone());
-                rooms.push(crate::post::report::RoomCount { app, channel, room: *room, count: 0 });
-            }
-        }
         Report {
-            shard: self.options.id,
-            processed: self.processed.clone(),
-            rooms,
-            connections: self.clients,
+            rooms: RoomReport {
+                shard: self.options.id,
+                processed: self.processed.clone(),
+                rooms: self.rooms(),
+                connections: self.clients,
+            },
             account: self.account,
             queued: self.queued(),
             stages: self.stages(),
             gauges: self.gauges(),
         }
+    }
+
+    /// The viewers of each room that is not empty, and of each that became so since the last report.
+    #[must_use]
+    pub fn rooms(&self) -> Vec<RoomCount> {
+        let mut counts = Vec::new();
+        for (no, topic) in self.index.topics(crate::wire::topic::Scope::Channel) {
+            let key = ChannelKey::new(topic.app.clone(), topic.name.clone());
+            let rooms = self.index.rooms(no);
+            counts.extend(rooms.map(|(n, viewers)| RoomCount { key: key.clone(), n, viewers }));
+        }
+        for (key, n) in &self.emptied {
+            if !counts.iter().any(|count| count.key == *key && count.n == *n) {
+                counts.push(RoomCount { key: key.clone(), n: *n, viewers: 0 });
+            }
+        }
+        counts
     }
 
     /// The counters.
@@ -401,12 +403,6 @@ impl Shard {
             ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
             ("addresses", self.address_rate.gauge()),
         ]
-    }
-
-    /// The occupancy of each room, for tests.
-    #[must_use]
-    pub fn rooms(&self) -> Vec<crate::post::report::RoomCount> {
-        self.report().rooms
     }
 
     fn schedule_report(&mut self, now: Now) {

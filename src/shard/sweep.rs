@@ -7,7 +7,7 @@ use super::channel::Head;
 use super::deliver::entry;
 use super::write::NO_CHANNEL;
 use super::{Action, Shard};
-use crate::base::{Class, ClientId, Now};
+use crate::base::{ChannelKey, Class, ClientId, Now};
 use crate::fanout::client::{Behind, Client, Payload, Phase};
 use crate::fanout::index::{Member, TopicNo};
 use crate::post::letters::ToOrchestrator;
@@ -240,7 +240,7 @@ impl Shard {
         if left.room_left == 0
             && let Some(topic) = topic
         {
-            self.emptied.push((topic.app, topic.name, sub.room));
+            self.emptied.push((ChannelKey::new(topic.app, topic.name), sub.room));
         }
         if left.topic_gone {
             self.channels[no.0 as usize] = None;

@@ -1,0 +1,293 @@
+//! The command line of `ringcast load`.
+//!
+//! Words flow in, checked options flow out; what is always true is that a load is aimed at this machine only: an
+//! address that is not loopback does not become an [`Endpoint`].
+
+use clap::{Args, Subcommand};
+use serde::{Serialize, Serializer};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::str::FromStr;
+
+/// `ringcast load`: puts a measured load on a node of this machine and audits every delivery.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// Which load.
+    #[command(subcommand)]
+    pub(super) scenario: Option<Scenario>,
+
+    /// Carry a part of another process's audience, as told on the standard input.
+    #[arg(long, hide = true)]
+    pub(super) worker: bool,
+}
+
+/// The loads there are.
+#[derive(Debug, Subcommand)]
+pub(super) enum Scenario {
+    /// Messages to channels that many viewers watch: are all delivered, once, in order, and how soon?
+    Fanout(FanoutArgs),
+}
+
+/// The options of the fan-out.
+#[derive(Clone, Debug, Args, Serialize)]
+pub(super) struct FanoutArgs {
+    /// Viewers over all channels
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=2_000_000))]
+    pub(super) viewers: u32,
+
+    /// Channels; viewer i watches channel i modulo this
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(super) channels: u32,
+
+    /// Messages a second over all channels together, posted to the channels in turn
+    #[arg(long, default_value_t = 10.0, value_parser = positive)]
+    pub(super) rate: f64,
+
+    /// Bytes of text a message; a small number gives the bare probe of about 50
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(0..=16_384))]
+    pub(super) payload: u32,
+
+    /// Seconds that are measured
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub(super) seconds: u32,
+
+    /// Share of viewers that stop reading, from 1 s after the measurement begins to 1 s before it ends
+    #[arg(long, value_name = "PERCENT", default_value = "0%")]
+    pub(super) slow: Share,
+
+    /// A running node; without it one is started for the run
+    #[arg(long)]
+    pub(super) url: Option<Endpoint>,
+
+    /// The admin address of that node: the run then begins when it is ready
+    #[arg(long, requires = "url")]
+    pub(super) admin: Option<Endpoint>,
+
+    /// The app
+    #[arg(long, default_value = "demo")]
+    pub(super) app: String,
+
+    /// The server key, or a file that holds it; the started node's own if it is not given
+    #[arg(long, value_name = "FILE_OR_KEY")]
+    #[serde(skip)]
+    pub(super) key: Option<String>,
+
+    /// A token for the viewers; without it they read anonymously
+    #[arg(long)]
+    #[serde(skip)]
+    pub(super) token: Option<String>,
+
+    /// Shards of the started node
+    #[arg(long, conflicts_with = "url")]
+    pub(super) shards: Option<u16>,
+
+    /// A further argument of the started node; may be repeated
+    #[arg(long = "node-arg", value_name = "ARG", conflicts_with = "url", allow_hyphen_values = true)]
+    pub(super) node_args: Vec<String>,
+
+    /// Messages that are due at the same moment; the rate stays
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(super) burst: u32,
+
+    /// Post events that are not stored instead of messages
+    #[arg(long)]
+    pub(super) ephemeral: bool,
+
+    /// Seconds of load before the measurement; audited, but not timed
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=3_600))]
+    pub(super) warmup_s: u32,
+
+    /// Joins a second at most
+    #[arg(long, default_value_t = 5_000.0, value_parser = positive)]
+    pub(super) join_rate: f64,
+
+    /// Handshakes open at a time at most
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(super) handshakes: u32,
+
+    /// Threads that carry viewers, a process
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(super) threads: u32,
+
+    /// Viewers one process carries at most; more are carried by worker processes. By default what its descriptors allow
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) viewers_a_process: Option<u32>,
+
+    /// Connections that post; by default enough for a burst, at least 16
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    pub(super) post_connections: Option<u32>,
+
+    /// End with the result as one line of JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl FanoutArgs {
+    /// What no single option can know.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.slow.0 > 0.0 && self.seconds < 3 {
+            return Err(
+                "--slow pauses from 1 s after the start to 1 s before the end: it needs --seconds 3 or more".into()
+            );
+        }
+        if self.url.is_some() && self.key.is_none() {
+            return Err("--url needs --key: the server key of the app, or a file that holds it".into());
+        }
+        let name = |c: char| c.is_ascii_alphanumeric() || "._-:@".contains(c);
+        if self.app.is_empty() || self.app.len() > 128 || !self.app.chars().all(name) {
+            return Err(format!("--app: {:?} is not the name of an app", self.app));
+        }
+        let posts = self.rate * f64::from(self.warmup_s + self.seconds);
+        if posts < 1.0 {
+            return Err("--rate and --seconds give less than one message".into());
+        }
+        Ok(())
+    }
+
+    /// Connections that post.
+    pub(super) fn connections(&self) -> usize {
+        self.post_connections.unwrap_or_else(|| (self.burst * 2).clamp(16, 256)) as usize
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number <= 10_000_000.0 => Ok(number),
+        _ => Err("a number above 0, and at most 10000000".into()),
+    }
+}
+
+/// A part of the audience, 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Share(pub(super) f64);
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>() {
+            Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(Self(percent / 100.0)),
+            _ => Err("a share is written like 10%, from 0% to 100%".into()),
+        }
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}%", self.0 * 100.0)
+    }
+}
+
+/// A loopback address as a URL says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    /// Where to connect.
+    pub(super) addr: SocketAddr,
+    /// What the Host header says.
+    pub(super) host: String,
+}
+
+impl Endpoint {
+    /// `127.0.0.1:port`.
+    pub(super) fn local(port: u16) -> Self {
+        let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        Self { addr, host: addr.to_string() }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let host = text.strip_prefix("http://").ok_or("a URL begins with http://")?;
+        let host = host.strip_suffix('/').unwrap_or(host);
+        let (name, port) = match host.rsplit_once(':') {
+            Some((name, port)) if !port.ends_with(']') => (name, port.parse().map_err(|_| "the port is no number")?),
+            _ => (host, 80),
+        };
+        let ip = match name {
+            "localhost" => Ipv4Addr::LOCALHOST.into(),
+            "[::1]" => IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]),
+            other => other.parse::<Ipv4Addr>().ok().filter(Ipv4Addr::is_loopback).map(IpAddr::V4).ok_or_else(|| {
+                format!("{other} is not this machine: load goes to 127.0.0.0/8, localhost or [::1] only")
+            })?,
+        };
+        Ok(Self { addr: SocketAddr::new(ip, port), host: host.to_owned() })
+    }
+}
+
+impl Serialize for Endpoint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("http://{}", self.host))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        load: LoadArgs,
+    }
+
+    /// The options that `line` gives.
+    pub(in crate::load) fn fanout(line: &str) -> Result<FanoutArgs, clap::Error> {
+        let words = ["load", "fanout"].into_iter().chain(line.split_whitespace());
+        match Line::try_parse_from(words)?.load.scenario {
+            Some(Scenario::Fanout(args)) => Ok(args),
+            None => panic!("no scenario"),
+        }
+    }
+
+    #[test]
+    fn only_this_machine_is_a_target() {
+        for good in
+            ["http://127.0.0.1:8080", "http://127.3.2.1:1/", "http://localhost:8080", "http://[::1]:80", "http://[::1]"]
+        {
+            assert!(good.parse::<Endpoint>().is_ok(), "{good}");
+        }
+        for bad in [
+            "http://10.0.0.1:80",
+            "http://example.com",
+            "https://127.0.0.1",
+            "http://0.0.0.0:80",
+            "127.0.0.1:80",
+            "http://[::2]:80",
+            "http://127.0.0.1.example.com:80",
+            "http://user@127.0.0.1:80",
+            "http://127.0.0.1:80/path",
+        ] {
+            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn shares_are_percent() {
+        assert_eq!("10%".parse(), Ok(Share(0.1)));
+        assert_eq!("0".parse(), Ok(Share(0.0)));
+        assert!("101%".parse::<Share>().is_err());
+        assert!("x".parse::<Share>().is_err());
+    }
+
+    #[test]
+    fn the_documented_line_is_understood_and_wrong_use_is_not() {
+        let args =
+            fanout("--viewers 100 --channels 3 --rate 50 --payload 64 --seconds 5 --slow 10% --json --node-arg --x");
+        let args = args.unwrap();
+        assert_eq!((args.viewers, args.channels, args.seconds, args.slow), (100, 3, 5, Share(0.1)));
+        assert_eq!(args.node_args, ["--x"]);
+        assert!(args.check().is_ok());
+        assert!(fanout("--channels 3").is_err());
+        assert!(fanout("--viewers 0").is_err());
+        assert!(fanout("--viewers 1 --url http://10.1.1.1:1 --key rk_x").is_err());
+        assert!(fanout("--viewers 1 --url http://127.0.0.1:1 --shards 2").is_err());
+        assert!(fanout("--viewers 1 --url http://127.0.0.1:1").unwrap().check().is_err());
+        assert!(fanout("--viewers 1 --seconds 2 --slow 10%").unwrap().check().is_err());
+    }
+}

@@ -1,0 +1,258 @@
+//! The fan-out, from the first join to the last delivery.
+//!
+//! Options flow in, a report flows out; what is always true is that nothing is posted before everybody has joined, that
+//! every wait has a bound, and that what is owed is computed from the node's own acknowledgements.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::args::FanoutArgs;
+use super::kernel::{self, now_ns};
+use super::latency::Latency;
+use super::pace::Pace;
+use super::plan::{Order, Outcome, Plan, Progress, Schedule};
+use super::poster::{Posted, Poster};
+use super::random;
+use super::report::{Report, Rss};
+use super::target::Target;
+use super::worker::Crew;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// Descriptors of a process that are not viewers: posts, epoll, pipes, files.
+const SPARE_DESCRIPTORS: u64 = 500;
+/// How long joins may take beyond their pace.
+const JOIN_GRACE_NS: u64 = 30 * SECOND_NS;
+/// How long posts may be late and answers may take.
+const POST_PATIENCE_NS: u64 = 10 * SECOND_NS;
+/// How long deliveries may take behind the last post.
+const DRAIN_NS: u64 = 10 * SECOND_NS;
+/// How long a duplicate may still come behind the last delivery.
+const SETTLE: Duration = Duration::from_millis(300);
+/// From the order to begin to the first post: workers must have heard it.
+const LEAD_NS: u64 = 300_000_000;
+/// The pause between two looks at the progress, and the pace of the bar.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Why there is no report.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The options make no sense together.
+    Use(String),
+    /// There is no node to load.
+    Node(String),
+    /// The load generator itself failed.
+    Own(String),
+}
+
+/// Runs the scenario.
+///
+/// # Errors
+/// Why there is no report.
+pub(super) fn conduct(args: &FanoutArgs) -> Result<Report, Failure> {
+    args.check().map_err(Failure::Use)?;
+    let limit = kernel::raise_descriptor_limit();
+    let room = limit.saturating_sub(SPARE_DESCRIPTORS).clamp(1, u64::from(u32::MAX)) as u32;
+    let viewers_a_process = args.viewers_a_process.map_or(room, |wish| wish.min(room));
+    let target = Target::open(args).map_err(Failure::Node)?;
+    let stage = Stage::new(args, target, viewers_a_process);
+    stage.play().map_err(Failure::Own)
+}
+
+/// Everything of one run.
+struct Stage<'a> {
+    args: &'a FanoutArgs,
+    plan: Plan,
+    target: Target,
+    viewers_a_process: u32,
+    rss: Rss,
+    bar: ProgressBar,
+    died: Option<String>,
+}
+
+impl<'a> Stage<'a> {
+    fn new(args: &'a FanoutArgs, target: Target, viewers_a_process: u32) -> Self {
+        let plan = Plan {
+            addr: target.endpoint.addr,
+            host: target.endpoint.host.clone(),
+            app: args.app.clone(),
+            token: args.token.clone(),
+            channels: args.channels,
+            viewers: args.viewers,
+            first: 0,
+            count: args.viewers,
+            slow_share: args.slow.0,
+            ephemeral: args.ephemeral,
+            run: random(),
+            join_rate: args.join_rate,
+            handshakes: args.handshakes,
+            threads: args.threads,
+        };
+        // Not a terminal: hidden. Drawn by this thread alone, without a ticker.
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+        if let Ok(style) = ProgressStyle::with_template("{msg:<8} {wide_bar} {pos}/{len}") {
+            bar.set_style(style);
+        }
+        let rss = Rss::begin(target.meter);
+        Self { args, plan, target, viewers_a_process, rss, bar, died: None }
+    }
+
+    fn play(mut self) -> Result<Report, String> {
+        let mut crews = Crew::launch(&self.plan, self.viewers_a_process)
+            .map_err(|error| format!("the viewers cannot be launched: {error}"))?;
+        let processes = crews.len();
+        self.join(&mut crews);
+        let joined_ns = now_ns();
+
+        let cpu_before = self.target.meter.and_then(super::meter::Meter::cpu_ns);
+        let (schedule, pace) = self.pace();
+        order(&mut crews, &Order::Go(schedule));
+        let someone = progress(&mut crews).joined > 0;
+        let posted = if someone { self.post(&mut crews, pace)? } else { Posted::default() };
+
+        order(&mut crews, &Order::Finish(posted.acked.clone()));
+        self.drain(&mut crews);
+        let cpu_after = self.target.meter.and_then(super::meter::Meter::cpu_ns);
+        kernel::nap(SETTLE);
+        let watched_ns = now_ns() - joined_ns;
+        self.look();
+
+        let mut parts = Vec::new();
+        let mut lost_workers = Vec::new();
+        for crew in crews {
+            match crew.collect() {
+                Ok(outcomes) => parts.extend(outcomes),
+                Err(error) => lost_workers.push(error.to_string()),
+            }
+        }
+        self.bar.finish_and_clear();
+        let (mut outcome, mut healthy, mut slow, mut joins) =
+            (Outcome::default(), Latency::default(), Latency::default(), Latency::default());
+        for part in &parts {
+            outcome.add(part);
+            healthy.add(&part.healthy.latency);
+            slow.add(&part.slow.latency);
+            joins.add(&part.join_latency);
+        }
+        // An empty side still knows which side it is.
+        outcome.slow.forgives_close = true;
+        let node_end = self.target.close();
+        Ok(Report {
+            args: self.args.clone(),
+            audience: (0..self.plan.channels).map(|channel| u64::from(self.plan.audience(channel))).collect(),
+            outcome,
+            healthy,
+            slow,
+            joins,
+            posted,
+            watched_ns,
+            cpu_ns: cpu_before.zip(cpu_after).map(|(before, after)| after.saturating_sub(before)),
+            rss: self.rss,
+            processes,
+            lost_workers,
+            node_died: self.died,
+            node_end,
+        })
+    }
+
+    /// Looks around once: memory, and whether the node lives.
+    fn look(&mut self) {
+        self.rss.look(self.target.meter);
+        if self.died.is_none() {
+            self.died = self.target.died();
+        }
+    }
+
+    fn join(&mut self, crews: &mut [Crew]) {
+        let viewers = u64::from(self.args.viewers);
+        self.bar.set_message("joins");
+        self.bar.set_length(viewers);
+        let pace_ns = (viewers as f64 / self.args.join_rate * 1e9) as u64;
+        let deadline = now_ns() + pace_ns + JOIN_GRACE_NS;
+        loop {
+            let Progress { joined, failed, .. } = progress(crews);
+            self.bar.set_position(joined);
+            self.look();
+            if joined + failed >= viewers || now_ns() >= deadline || self.died.is_some() {
+                return;
+            }
+            kernel::nap(LOOK);
+        }
+    }
+
+    fn pace(&self) -> (Schedule, Pace) {
+        let args = self.args;
+        let begin_ns = now_ns() + LEAD_NS;
+        let measure_from_ns = begin_ns + u64::from(args.warmup_s) * SECOND_NS;
+        let end_ns = measure_from_ns + u64::from(args.seconds) * SECOND_NS;
+        let schedule = Schedule {
+            measure_from_ns,
+            pause_ns: measure_from_ns + SECOND_NS,
+            resume_ns: end_ns.saturating_sub(SECOND_NS),
+        };
+        let pace = Pace {
+            addr: self.plan.addr,
+            host: self.plan.host.clone(),
+            app: args.app.clone(),
+            key: self.target.key.clone(),
+            channels: args.channels,
+            rate: args.rate,
+            burst: u64::from(args.burst),
+            posts: (args.rate * f64::from(args.warmup_s + args.seconds)).round() as u64,
+            payload: args.payload as usize,
+            ephemeral: args.ephemeral,
+            run: self.plan.run,
+            begin_ns,
+            patience_ns: POST_PATIENCE_NS,
+            connections: args.connections(),
+        };
+        (schedule, pace)
+    }
+
+    fn post(&mut self, crews: &mut [Crew], pace: Pace) -> Result<Posted, String> {
+        self.bar.reset();
+        self.bar.set_message("posts");
+        self.bar.set_length(pace.posts);
+        let answered = Arc::<AtomicU64>::default();
+        let poster = Poster::new(pace, Arc::clone(&answered));
+        let handle: JoinHandle<Posted> = std::thread::Builder::new()
+            .name("poster".into())
+            .spawn(move || poster.run())
+            .map_err(|error| format!("the poster cannot be started: {error}"))?;
+        // The poster ends by itself: its deadline is its own.
+        while !handle.is_finished() {
+            self.bar.set_position(answered.load(Relaxed));
+            self.look();
+            // Workers must be listened to, or their pipes fill up.
+            progress(crews);
+            kernel::nap(LOOK);
+        }
+        handle.join().map_err(|_| "the poster panicked".to_owned())
+    }
+
+    fn drain(&mut self, crews: &mut [Crew]) {
+        self.bar.set_message("drain");
+        let threads: u32 = crews.iter().map(Crew::threads).sum();
+        let deadline = now_ns() + DRAIN_NS;
+        while progress(crews).arrived < threads && now_ns() < deadline {
+            self.look();
+            kernel::nap(LOOK);
+        }
+    }
+}
+
+fn order(crews: &mut [Crew], order: &Order) {
+    for crew in crews {
+        crew.order(order);
+    }
+}
+
+fn progress(crews: &mut [Crew]) -> Progress {
+    let mut sum = Progress::default();
+    for crew in crews {
+        sum.add(crew.progress());
+    }
+    sum
+}

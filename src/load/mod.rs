@@ -1,0 +1,84 @@
+//! The load generator: virtual viewers and posts, an exact audit of every delivery, a report.
+//!
+//! A command line flows in, a report and an exit code flow out; what is always true is that the load stays on this
+//! machine, that the run ends by itself, and that the client reads frames, events and answers with code of its own:
+//! a mistake of the node is not made a second time here.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `args` | the command line; loopback only |
+//! | `target`, `meter` | the node under load, started or found; its CPU and memory |
+//! | `fanout` | the scenario, from the first join to the last delivery |
+//! | `plan` | what a fleet is told and tells |
+//! | `fleet`, `worker` | the viewers of a process; viewers in further processes |
+//! | `viewer`, `frames` | one viewer without its socket; its frame reader |
+//! | `probe`, `poster`, `http` | what a message carries; who posts it when; how |
+//! | `audit`, `latency` | the account of every viewer; the histogram |
+//! | `report` | the verdict, as text and as JSON |
+//! | `kernel` | the system calls that std has no door to |
+
+mod args;
+mod audit;
+mod deck;
+mod desk;
+#[cfg(test)]
+mod fake;
+mod fanout;
+mod fleet;
+mod frames;
+mod http;
+mod kernel;
+mod latency;
+mod meter;
+mod pace;
+mod plan;
+mod poster;
+mod probe;
+mod report;
+mod target;
+mod viewer;
+mod worker;
+
+pub use args::LoadArgs;
+
+use args::Scenario;
+use fanout::Failure;
+use std::process::ExitCode;
+
+/// The audit found a fault.
+const AUDIT_FAILED: u8 = 1;
+/// The command line makes no sense.
+const WRONG_USE: u8 = 2;
+/// There is no node to load.
+const NO_NODE: u8 = 3;
+
+/// Runs the load: 0 when the audit passes, 1 when it fails, 2 for wrong use, 3 when there is no node.
+pub fn run(args: LoadArgs) -> ExitCode {
+    if args.worker {
+        return worker::serve();
+    }
+    let Some(Scenario::Fanout(args)) = args.scenario else {
+        eprintln!("ringcast load: say which load: fanout");
+        return WRONG_USE.into();
+    };
+    let (message, code) = match fanout::conduct(&args) {
+        Ok(report) => {
+            print!("{}", report.text());
+            if args.json {
+                println!("{}", report.json());
+            }
+            return if report.faults().is_empty() { ExitCode::SUCCESS } else { AUDIT_FAILED.into() };
+        }
+        Err(Failure::Use(message)) => (message, WRONG_USE),
+        Err(Failure::Node(message)) => (message, NO_NODE),
+        Err(Failure::Own(message)) => (message, AUDIT_FAILED),
+    };
+    eprintln!("ringcast load: {message}");
+    code.into()
+}
+
+/// A number that no other run has.
+fn random() -> u32 {
+    // Without randomness the clock is still different from run to run.
+    getrandom::u32().unwrap_or_else(|_| kernel::now_ns() as u32)
+}

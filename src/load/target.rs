@@ -1,0 +1,187 @@
+//! The node under load: one that runs already, or one that is started for the run and stopped behind it.
+//!
+//! Options flow in, an address, a key and a meter flow out; what is always true is that a started node ends with the
+//! run, whatever way the run ends, and that its directory goes with it.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::args::{Endpoint, FanoutArgs};
+use super::kernel::{self, now_ns};
+use super::meter::Meter;
+use super::{http, random};
+
+/// How long a node may take to be ready.
+const READY: Duration = Duration::from_secs(10);
+/// How long a started node may take to end.
+const END: Duration = Duration::from_secs(15);
+/// The pause between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The node under load.
+pub(super) struct Target {
+    /// Where it listens.
+    pub(super) endpoint: Endpoint,
+    /// The server key.
+    pub(super) key: String,
+    /// Its process, if it is known.
+    pub(super) meter: Option<Meter>,
+    node: Option<Node>,
+}
+
+impl Target {
+    /// Finds the node of `--url`, or starts one, and waits until it is ready.
+    ///
+    /// # Errors
+    /// A sentence that says why there is no node to load.
+    pub(super) fn open(args: &FanoutArgs) -> Result<Self, String> {
+        if let Some(endpoint) = &args.url {
+            let key = read_key(args.key.as_deref().unwrap_or_default())?;
+            if let Some(admin) = &args.admin {
+                wait_ready(admin.addr, || Ok(()))?;
+            }
+            let meter = Meter::of_listener(endpoint.addr);
+            return Ok(Self { endpoint: endpoint.clone(), key, meter, node: None });
+        }
+        let (mut node, port, admin) = Node::start(args)?;
+        let ready = wait_ready(admin, || match node.child.try_wait() {
+            Ok(None) => Ok(()),
+            Ok(Some(status)) => Err(format!("the node ended at once ({status})")),
+            Err(error) => Err(format!("the node cannot be watched: {error}")),
+        });
+        ready.map_err(|error| node.explain(&error))?;
+        let key = match &args.key {
+            Some(key) => read_key(key)?,
+            None => read_key_file(&node.dir.join("demo.key"))?,
+        };
+        let meter = Some(Meter::of(node.child.id()));
+        Ok(Self { endpoint: Endpoint::local(port), key, meter, node: Some(node) })
+    }
+
+    /// Says so when a started node has ended during the run.
+    pub(super) fn died(&mut self) -> Option<String> {
+        let node = self.node.as_mut()?;
+        let status = node.child.try_wait().ok().flatten()?;
+        Some(node.explain(&format!("the node ended during the run ({status})")))
+    }
+
+    /// Stops a started node and says how it ended; `None` for one that goes on.
+    pub(super) fn close(mut self) -> Option<String> {
+        self.node.as_mut().map(Node::stop)
+    }
+}
+
+/// A started node.
+struct Node {
+    child: Child,
+    dir: PathBuf,
+}
+
+impl Node {
+    fn start(args: &FanoutArgs) -> Result<(Self, u16, SocketAddr), String> {
+        let dir = std::env::temp_dir().join(format!("ringcast-load-{}-{:08x}", std::process::id(), random()));
+        let made = fs::create_dir_all(&dir).and_then(|()| {
+            let log = File::create(dir.join("node.log"))?;
+            let (port, admin) = free_ports()?;
+            let listen = format!("127.0.0.1:{port}");
+            let admin = format!("127.0.0.1:{admin}");
+            let mut command = Command::new(std::env::current_exe()?);
+            command.arg("serve").arg("--data-dir").arg(&dir).args(["--listen", &listen, "--admin", &admin]);
+            if let Some(shards) = args.shards {
+                command.args(["--shards", &shards.to_string()]);
+            }
+            command.args(&args.node_args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+            kernel::die_with_parent(&mut command);
+            Ok((command.spawn()?, port, admin))
+        });
+        match made {
+            Ok((child, port, admin)) => {
+                let admin = admin.parse().map_err(|_| "no admin address".to_owned())?;
+                Ok((Self { child, dir }, port, admin))
+            }
+            Err(error) => {
+                let _ = fs::remove_dir_all(&dir);
+                Err(format!("the node cannot be started: {error}"))
+            }
+        }
+    }
+
+    /// `what`, and the end of the node's log.
+    fn explain(&self, what: &str) -> String {
+        let tail = || -> io::Result<String> {
+            let mut log = File::open(self.dir.join("node.log"))?;
+            let length = log.metadata()?.len();
+            log.seek(SeekFrom::Start(length.saturating_sub(2_000)))?;
+            let mut tail = Vec::new();
+            log.read_to_end(&mut tail)?;
+            Ok(String::from_utf8_lossy(&tail).into_owned())
+        };
+        format!("{what}; the end of its log:\n{}", tail().unwrap_or_default())
+    }
+
+    fn stop(&mut self) -> String {
+        let deadline = now_ns() + END.as_nanos() as u64;
+        let mut asked = false;
+        let ended = loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => break status.to_string(),
+                Ok(None) if !asked => {
+                    // Not waited for yet, so the pid is still the child's.
+                    kernel::terminate(self.child.id());
+                    asked = true;
+                }
+                Ok(None) if now_ns() < deadline => kernel::nap(LOOK),
+                Ok(None) | Err(_) => {
+                    let _ = self.child.kill();
+                    let _ = self.child.wait();
+                    break "killed: it did not end when it was asked to".to_owned();
+                }
+            }
+        };
+        let _ = fs::remove_dir_all(&self.dir);
+        ended
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // After an orderly stop the child has been waited for, and this finds nothing to do.
+        self.stop();
+    }
+}
+
+/// Two ports that are free now. Both are held while they are chosen, so they differ.
+fn free_ports() -> io::Result<(u16, u16)> {
+    let (one, two) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
+    Ok((one.local_addr()?.port(), two.local_addr()?.port()))
+}
+
+fn wait_ready(admin: SocketAddr, mut alive: impl FnMut() -> Result<(), String>) -> Result<(), String> {
+    let deadline = now_ns() + READY.as_nanos() as u64;
+    loop {
+        alive()?;
+        let last = match http::get(admin, "/readyz", Duration::from_millis(500)) {
+            Ok(200) => return Ok(()),
+            Ok(status) => format!("/readyz answers {status}"),
+            Err(error) => error.to_string(),
+        };
+        if now_ns() >= deadline {
+            return Err(format!("the node at {admin} is not ready after {} s: {last}", READY.as_secs()));
+        }
+        kernel::nap(LOOK);
+    }
+}
+
+fn read_key(key: &str) -> Result<String, String> {
+    if key.starts_with("rk_") { Ok(key.to_owned()) } else { read_key_file(Path::new(key)) }
+}
+
+fn read_key_file(path: &Path) -> Result<String, String> {
+    let key = fs::read_to_string(path).map_err(|error| format!("no server key in {}: {error}", path.display()))?;
+    let key = key.trim();
+    if key.starts_with("rk_") { Ok(key.to_owned()) } else { Err(format!("{} holds no server key", path.display())) }
+}

@@ -1,0 +1,68 @@
+//! Flow 1 at the orchestrator: an address is counted, a room is chosen.
+//!
+//! Always true: a connection is counted under its address exactly once, at its first question, and released when its
+//! shard says that it ended.
+
+use super::Orchestrator;
+use crate::base::{ChannelKey, Given, Now, RoomId, ShardId};
+use crate::post::letters::AddressKey;
+use crate::seating::{Ask, SeatError};
+use crate::wire::problem::Problem;
+use crate::wire::topic::Topic;
+
+/// A question for a seat.
+pub(super) struct SeatAsk {
+    pub(super) asker: ShardId,
+    pub(super) channel: Option<Topic>,
+    pub(super) address: Option<AddressKey>,
+    pub(super) attempt: u8,
+    pub(super) refused: Option<RoomId>,
+    pub(super) here: bool,
+}
+
+impl Orchestrator {
+    pub(super) fn seat(&mut self, now: Now, ask: &SeatAsk) -> Result<Option<Given>, Problem> {
+        if let Some(address) = ask.address {
+            let max = self.options.address_connections_max;
+            let count = self.addresses.entry(address).or_default();
+            if *count >= max {
+                let detail = format!("this address holds its {max} connections");
+                return Err(Problem::new(429, "address_full", detail).retry_after(5));
+            }
+            *count += 1;
+        }
+        if self.draining {
+            return Err(Problem::new(503, "draining", "this node is going away").retry_after(5));
+        }
+        let Some(channel) = &ask.channel else { return Ok(None) };
+        let key = ChannelKey::new(channel.app.clone(), channel.name.clone());
+        let ask = Ask {
+            topic: &key,
+            asker: ask.asker,
+            attempt: ask.attempt,
+            refused: ask.refused,
+            on_shard: ask.here.then_some(ask.asker),
+        };
+        match self.seating.seat(now, &ask) {
+            Ok(given) => Ok(Some(given)),
+            Err(error) => {
+                let code = match error {
+                    SeatError::NoSpace => "room_full",
+                    SeatError::RoomsFull => "rooms_full",
+                };
+                Err(Problem::new(error.status(), code, error.to_string()).retry_after(1))
+            }
+        }
+    }
+
+    pub(super) fn release(&mut self, addresses: &[(AddressKey, u32)]) {
+        for (address, ended) in addresses {
+            if let Some(count) = self.addresses.get_mut(address) {
+                *count = count.saturating_sub(*ended);
+                if *count == 0 {
+                    self.addresses.remove(address);
+                }
+            }
+        }
+    }
+}

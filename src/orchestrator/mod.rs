@@ -1,0 +1,256 @@
+//! The dedicated core as a pure state machine: seating, posts, viewer totals, addresses.
+//!
+//! Letters of shards, results of the store and the time flow in; answers, batches to commit, pages to read and events to
+//! publish flow out. Never async, never blocking, never reading a clock. The one rule of use: after any `on_*`,
+//! poll [`Orchestrator::poll_action`] until dry. Always true: nothing is acknowledged before it is durable, and no more
+//! stored events are admitted than have room on their way to every shard.
+
+mod join;
+mod publish;
+mod report;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::admission::rate::{FixedWindow, RateOptions};
+use crate::base::{AppId, ChannelKey, Gauge, Now, RoomChange, RoomId, ShardId};
+use crate::post::letters::{AddressKey, ToOrchestrator, ToShard};
+use crate::post::report::Report;
+use crate::seating::{Seating, SeatingOptions};
+use crate::store::group::{Batch, Group, GroupOptions};
+use crate::store::PageAsk;
+use crate::wire::sealed::Sealed;
+use crate::wire::topic::{Topic, TopicHasher};
+
+/// Everything about the orchestrator that may be chosen.
+#[derive(Clone, Debug)]
+pub struct OrchestratorOptions {
+    /// How many shards there are.
+    pub shards: u16,
+    /// How viewers are seated.
+    pub seating: SeatingOptions,
+    /// How posts are gathered into commits.
+    pub group: GroupOptions,
+    /// Stored and critical events that may be on their way, from admission to the mailbox of every shard.
+    pub credits_max: u32,
+    /// Connections of one address.
+    pub address_connections_max: u32,
+    /// Requests of one user.
+    pub user_rate: RateOptions,
+    /// Between two `viewers.updated` of one channel, in milliseconds.
+    pub viewers_interval_ms: u32,
+    /// A source of what makes message ids unique; fresh at every start.
+    pub seed: u64,
+}
+
+impl Default for OrchestratorOptions {
+    fn default() -> Self {
+        Self {
+            shards: 1,
+            seating: SeatingOptions::default(),
+            group: GroupOptions::default(),
+            credits_max: 4_096,
+            address_connections_max: 1_000,
+            user_rate: RateOptions { requests_max: 120, window_s: 60, keys_max: 100_000 },
+            viewers_interval_ms: 5_000,
+            seed: 0,
+        }
+    }
+}
+
+/// What the orchestrator wants done outside.
+#[derive(Debug)]
+pub enum Action {
+    /// To a shard, whose mailbox always has room for its answers.
+    Answer {
+        /// Which.
+        shard: ShardId,
+        /// What.
+        letter: ToShard,
+    },
+    /// To the store; [`Orchestrator::on_committed`] follows.
+    Commit(Batch),
+    /// To the store's reader; [`Orchestrator::on_page`] follows.
+    Read {
+        /// For the answer.
+        read: u64,
+        /// Of this channel.
+        key: ChannelKey,
+        /// Which rows.
+        ask: PageAsk,
+    },
+    /// To the partition that gives this event its order.
+    Publish {
+        /// Which.
+        partition: ShardId,
+        /// What.
+        sealed: Sealed,
+    },
+    /// To the store, when it has time.
+    SaveRooms(Vec<RoomChange>),
+}
+
+/// Who waits for a post.
+#[derive(Debug)]
+struct PostTag {
+    asker: ShardId,
+    ticket: u64,
+    topic: Topic,
+}
+
+/// Who waits for a page.
+#[derive(Debug)]
+struct Reader {
+    asker: ShardId,
+    ticket: u64,
+    topic: Topic,
+}
+
+/// The orchestrator.
+#[derive(Debug)]
+pub struct Orchestrator {
+    options: OrchestratorOptions,
+    hasher: TopicHasher,
+    seating: Seating,
+    group: Group<PostTag>,
+    user_rate: FixedWindow<(AppId, String)>,
+    addresses: BTreeMap<AddressKey, u32>,
+    readers: BTreeMap<u64, Reader>,
+    next_read: u64,
+    next_id: u64,
+    /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
+    published: Vec<u64>,
+    placed: Vec<u64>,
+    viewers: report::Viewers,
+    reports: Vec<Option<Report>>,
+    actions: VecDeque<Action>,
+    tick_at_ms: u64,
+    draining: bool,
+}
+
+impl Orchestrator {
+    /// An orchestrator that begins with the rooms of the last process, all empty.
+    #[must_use]
+    pub fn new(
+        options: OrchestratorOptions,
+            hasher: TopicHasher,
+        rooms: impl IntoIterator<Item = (ChannelKey, RoomId)>,
+        now: Now,
+    ) -> Self {
+        let shards = usize::from(options.shards);
+        let mut seating = Seating::new(options.seating);
+        seating.adopt(rooms);
+        Self {
+            group: Group::new(options.group),
+            user_rate: FixedWindow::new(options.user_rate),
+            hasher,
+            seating,
+            addresses: BTreeMap::new(),
+            readers: BTreeMap::new(),
+            next_read: 1,
+            next_id: 1,
+            published: vec![0; shards],
+            placed: vec![0; shards],
+            viewers: report::Viewers::default(),
+            reports: vec![None; shards],
+            actions: VecDeque::new(),
+            tick_at_ms: now.mono_ms() + report::TICK_MS,
+            draining: false,
+            options,
+        }
+    }
+
+    /// The next thing to do outside.
+    pub fn poll_action(&mut self, now: Now) -> Option<Action> {
+        if let Some(action) = self.actions.pop_front() {
+            return Some(action);
+        }
+        self.group.next_batch(now).map(Action::Commit)
+    }
+
+    /// A letter of a shard came.
+    pub fn on_letter(&mut self, now: Now, letter: ToOrchestrator) {
+        match letter {
+            ToOrchestrator::AskSeat { ticket, asker, channel, address, attempt, refused, here } => {
+                let ask = join::SeatAsk { asker, channel, address, attempt, refused, here };
+                let answer = self.seat(now, &ask);
+                self.answer(asker, ToShard::SeatAnswer { ticket, answer });
+            }
+            ToOrchestrator::GiveBack { asker, number } => self.seating.give_back(asker, number),
+            ToOrchestrator::Released(addresses) => self.release(&addresses),
+            ToOrchestrator::Post { ticket, asker, draft } => self.post(now, ticket, asker, *draft),
+            ToOrchestrator::AskPage { ticket, asker, topic, range, limit } => {
+                self.read(ticket, asker, topic, range, limit);
+            }
+            ToOrchestrator::AskViewers { ticket, asker, topic } => {
+                let connections = self.seating.total(&ChannelKey::new(topic.app, topic.name));
+                self.answer(asker, ToShard::ViewersAnswer { ticket, connections });
+            }
+        }
+    }
+
+    /// Events with a credit that lie in every mailbox, as the partition counts them from the start.
+    pub fn on_placed(&mut self, partition: ShardId, placed: u64) {
+        if let Some(mine) = self.placed.get_mut(usize::from(partition.0)) {
+            *mine = (*mine).max(placed);
+        }
+    }
+
+    /// The node goes away within `spread_ms`: every shard is told.
+    pub fn on_drain(&mut self, spread_ms: u32) {
+        if std::mem::replace(&mut self.draining, true) {
+            return;
+        }
+        for shard in 0..self.options.shards {
+            self.answer(ShardId(shard), ToShard::Drain { spread_ms });
+        }
+    }
+
+    /// Nothing that was taken waits for the store any more.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.group.gauge().used == 0
+    }
+
+    /// When [`Orchestrator::on_alarm`] or [`Orchestrator::poll_action`] has something to do, in monotonic milliseconds.
+    #[must_use]
+    pub fn next_alarm_ms(&self) -> u64 {
+        let group = self.group.next_alarm().map(|us| us.div_ceil(1_000));
+        group.map_or(self.tick_at_ms, |at| at.min(self.tick_at_ms))
+    }
+
+    /// The last report of each shard.
+    #[must_use]
+    pub fn reports(&self) -> &[Option<Report>] {
+        &self.reports
+    }
+
+    /// The seating, for pages and tests.
+    #[must_use]
+    pub fn seating(&self) -> &Seating {
+        &self.seating
+    }
+
+    /// Bounded things here: name, used, limit.
+    #[must_use]
+    pub fn gauges(&self) -> Vec<(&'static str, Gauge)> {
+        vec![
+            ("rooms", self.seating.gauge()),
+            ("posts", self.group.gauge()),
+            ("credits", self.credits()),
+            ("user_rates", self.user_rate.gauge()),
+        ]
+    }
+
+    fn credits(&self) -> Gauge {
+        let on_their_way: u64 = self.published.iter().zip(&self.placed).map(|(sent, placed)| sent - placed).sum();
+        Gauge::new(self.group.gauge().used + on_their_way, u64::from(self.options.credits_max))
+    }
+
+    fn answer(&mut self, shard: ShardId, letter: ToShard) {
+        self.actions.push_back(Action::Answer { shard, letter });
+    }
+}
+
+fn key_of(topic: &Topic) -> ChannelKey {
+    ChannelKey::new(topic.app.clone(), topic.name.clone())
+}

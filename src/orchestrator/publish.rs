@@ -1,0 +1,176 @@
+//! Flow 2 at the orchestrator: a draft becomes a durable message, is acknowledged, and only then published.
+//!
+//! Always true: a post is answered once; a credit is taken at admission and comes back when the event lies in every
+//! mailbox (rule 8), so a shard that does not keep up is felt by posters, not by memory; a repeat gets the first
+//! answer and is not published again.
+
+use super::{Action, Orchestrator, PostTag, Reader, key_of};
+use crate::admission::rate::Rate;
+use crate::base::{Now, ShardId, Ulid};
+use crate::post::letters::{Draft, Page, Posted, Range, ToShard};
+use crate::store::{Appended, NewEvent, Page as StoredPage, PageAsk, Position, StoreError, StoredEvent};
+use crate::wire::event::EventKind;
+use crate::wire::problem::Problem;
+use crate::wire::sealed::{Event, Member, Sealed};
+use crate::wire::topic::{Topic, partition};
+
+impl Orchestrator {
+    pub(super) fn post(&mut self, now: Now, ticket: u64, asker: ShardId, draft: Draft) {
+        if let Err(problem) = self.admit(now, ticket, asker, draft) {
+            self.answer(asker, ToShard::PostAnswer { ticket, answer: Err(problem) });
+        }
+    }
+
+    fn admit(&mut self, now: Now, ticket: u64, asker: ShardId, draft: Draft) -> Result<(), Problem> {
+        if self.draining {
+            return Err(Problem::new(503, "draining", "this node is going away").retry_after(5));
+        }
+        if !draft.by_server
+            && let Rate::Limited { retry_after_s } = self.user_rate.check(now, (draft.app, draft.user_id.clone()))
+        {
+            let max = self.options.user_rate.requests_max;
+            let detail = format!("at most {max} messages in {} s; 0 remain", self.options.user_rate.window_s);
+            return Err(Problem::new(429, "user_over_rate", detail).retry_after(retry_after_s));
+        }
+        let busy = || Problem::new(503, "busy", "too many messages are on their way").retry_after(1);
+        if self.credits().is_full() {
+            return Err(busy());
+        }
+        let author = if draft.by_server { "" } else { draft.user_id.as_str() };
+        let event = NewEvent {
+            key: key_of(&draft.topic),
+            kind: EventKind::MessageNew,
+            id: self.new_id(now),
+            ts_ms: now.wall_ms,
+            idempotency_key: draft.idempotency_key.map(|key| format!("{}/{author}/{key}", draft.topic.app)),
+            user_id: Some(draft.user_id).filter(|id| !id.is_empty()),
+            user_name: Some(draft.user_name).filter(|name| !name.is_empty()),
+            text: draft.text,
+            data: draft.data,
+            target: None,
+            detail: None,
+            client_id: draft.client_id,
+        };
+        self.group.push(now, event, PostTag { asker, ticket, topic: draft.topic }).map_err(|_| busy())
+    }
+
+    fn new_id(&mut self, now: Now) -> Ulid {
+        let counter = self.next_id;
+        self.next_id += 1;
+        let key = [self.options.seed.to_le_bytes(), counter.to_le_bytes()].concat();
+        // The counter makes it unique within the process, the hash among processes.
+        Ulid::new(now.wall_ms, (u128::from(self.hasher.hash_bytes(&key)) << 16) | u128::from(counter & 0xFFFF))
+    }
+
+    /// The batch that was under way is durable, or is not.
+    pub fn on_committed(&mut self, _now: Now, result: Result<Vec<Appended>, StoreError>) {
+        for (event, tag, result) in self.group.on_committed(result) {
+            let PostTag { asker, ticket, topic } = tag;
+            let answer = match result {
+                Ok(Appended::New { position }) => {
+                    let posted =
+                        Posted { id: event.id, seq: position.seq, epoch: position.epoch, created_at_ms: event.ts_ms };
+                    self.publish_stored(&topic, stored(event, position));
+                    Ok(posted)
+                }
+                Ok(Appended::Repeat { id, position, ts_ms }) => {
+                    Ok(Posted { id, seq: position.seq, epoch: position.epoch, created_at_ms: ts_ms })
+                }
+                Err(error) => Err(store_problem(&error)),
+            };
+            self.answer(asker, ToShard::PostAnswer { ticket, answer });
+        }
+    }
+
+    fn publish_stored(&mut self, topic: &Topic, event: StoredEvent) {
+        let Some(sealed) = seal_stored(topic, event) else { return };
+        let to = partition(topic.scope, topic.app.as_str(), topic.name.as_str(), self.options.shards);
+        self.published[usize::from(to.0)] += 1;
+        self.actions.push_back(Action::Publish { partition: to, sealed });
+    }
+
+    pub(super) fn read(&mut self, ticket: u64, asker: ShardId, topic: Topic, range: Range, limit: u32) {
+        let read = self.next_read;
+        self.next_read += 1;
+        let key = key_of(&topic);
+        self.readers.insert(read, Reader { asker, ticket, topic });
+        let ask = match range {
+            Range::Latest => PageAsk::Latest { limit },
+            Range::Before(seq) => PageAsk::Before { seq, limit },
+            Range::Since(seq) => PageAsk::Since { seq, limit },
+        };
+        self.actions.push_back(Action::Read { read, key, ask });
+    }
+
+    /// A page was read, or was not.
+    pub fn on_page(&mut self, _now: Now, read: u64, result: Result<StoredPage, StoreError>) {
+        let Some(Reader { asker, ticket, topic }) = self.readers.remove(&read) else { return };
+        let answer = match result {
+            Ok(page) => Ok(Page {
+                epoch: page.epoch,
+                head: page.head,
+                first_kept: page.first_kept,
+                events: page.events.into_iter().filter_map(|event| seal_stored(&topic, event)).collect(),
+            }),
+            Err(error) => Err(store_problem(&error)),
+        };
+        self.answer(asker, ToShard::PageAnswer { ticket, answer });
+    }
+}
+
+fn stored(event: NewEvent, position: Position) -> StoredEvent {
+    StoredEvent {
+        seq: position.seq,
+        epoch: position.epoch,
+        key: event.key,
+        kind: event.kind,
+        id: event.id,
+        ts_ms: event.ts_ms,
+        user_id: event.user_id,
+        user_name: event.user_name,
+        text: event.text,
+        data: event.data,
+        target: event.target,
+        detail: event.detail,
+        client_id: event.client_id,
+    }
+}
+
+/// Seals a stored event. What passed admission always fits; if a row does not, it is left out and the hole is told by
+/// its seq.
+fn seal_stored(topic: &Topic, stored: StoredEvent) -> Option<Sealed> {
+    let mut members = Vec::new();
+    if let Some(target) = stored.target {
+        members.push(("message".to_owned(), Member::Text(target.to_string())));
+    }
+    if let Some(detail) = stored.detail {
+        members.push(("kind".to_owned(), Member::Text(detail)));
+    }
+    if let Some(client_id) = stored.client_id {
+        members.push(("client_id".to_owned(), Member::Text(client_id)));
+    }
+    let event = Event {
+        seq: stored.seq,
+        epoch: stored.epoch,
+        id: Some(stored.id),
+        user_id: stored.user_id.unwrap_or_default(),
+        user_name: stored.user_name.unwrap_or_default(),
+        text: stored.text,
+        data: stored.data,
+        members,
+        ..Event::new(stored.kind, topic.clone(), stored.ts_ms)
+    };
+    Sealed::seal(&event).ok()
+}
+
+fn store_problem(error: &StoreError) -> Problem {
+    match error {
+        StoreError::Full => {
+            Problem::new(503, "disk_full", "the disk is full: nothing was stored, and nothing acknowledged is lost")
+                .retry_after(5)
+        }
+        StoreError::Busy => Problem::new(503, "store_busy", error.to_string()).retry_after(1),
+        StoreError::Io(_) => Problem::new(503, "store_failed", error.to_string()).retry_after(1),
+        StoreError::Corrupt(_) | StoreError::Refused(_) => Problem::new(500, "store_refused", error.to_string()),
+    }
+}

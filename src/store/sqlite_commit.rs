@@ -1,0 +1,129 @@
+//! One batch of events as rows of one transaction.
+//!
+//! Events flow in, in order; rows, idempotency keys and heads flow into the transaction, answers flow out. Always true:
+//! a head is read in the transaction that moves it, and it is written beside the rows it counts.
+
+use super::event::{Epochs, wipes};
+use super::sqlite_rows::{channel_row, int, number_at, ulid_at, ulid_bytes};
+use super::{Appended, IDEMPOTENCY_KEPT_MS, NewEvent, Position};
+use crate::base::ChannelKey;
+use rusqlite::{OptionalExtension, Transaction, params};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// A channel as one commit sees it.
+struct Open {
+    channel_id: i64,
+    position: Position,
+}
+
+/// One commit under way.
+pub(super) struct Commit<'a> {
+    transaction: &'a Transaction<'a>,
+    epochs: &'a Epochs,
+    now_wall_ms: u64,
+    channels: BTreeMap<&'a ChannelKey, Open>,
+}
+
+impl<'a> Commit<'a> {
+    /// A commit into `transaction`, which has not been written to.
+    pub(super) fn new(transaction: &'a Transaction<'a>, epochs: &'a Epochs, now_wall_ms: u64) -> Self {
+        Self { transaction, epochs, now_wall_ms, channels: BTreeMap::new() }
+    }
+
+    /// Appends one event, or finds its first answer.
+    pub(super) fn append(&mut self, event: &'a NewEvent) -> rusqlite::Result<Appended> {
+        if let Some(key) = &event.idempotency_key
+            && let Some(first) = self.first_answer(key)?
+        {
+            return Ok(first);
+        }
+        let channel = match self.channels.entry(&event.key) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(place) => place.insert(open_channel(self.transaction, self.epochs, &event.key)?),
+        };
+        if let Some(target) = wipes(event) {
+            let target = ulid_bytes(target);
+            for sql in [
+                "UPDATE events SET text = NULL, data = NULL WHERE channel_id = ?1 AND id = ?2",
+                "UPDATE events SET text = NULL, data = NULL WHERE channel_id = ?1 AND target = ?2",
+            ] {
+                self.transaction.prepare_cached(sql)?.execute(params![channel.channel_id, target])?;
+            }
+        }
+        channel.position.seq += 1;
+        let position = channel.position;
+        self.transaction
+            .prepare_cached(
+                "INSERT INTO events (channel_id, seq, ts_ms, kind, id, user_id, user_name, text, data, target, \
+                 detail, client_id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+            )?
+            .execute(params![
+                channel.channel_id,
+                int(position.seq),
+                int(event.ts_ms),
+                event.kind.row().name,
+                ulid_bytes(event.id),
+                event.user_id,
+                event.user_name,
+                event.text,
+                event.data,
+                event.target.map(ulid_bytes),
+                event.detail,
+                event.client_id,
+            ])?;
+        if let Some(key) = &event.idempotency_key {
+            self.transaction
+                .prepare_cached(
+                    "INSERT OR REPLACE INTO idempotency (key, id, epoch, seq, ts_ms, kept_ms) \
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                )?
+                .execute(params![
+                    key,
+                    ulid_bytes(event.id),
+                    int(position.epoch),
+                    int(position.seq),
+                    int(event.ts_ms),
+                    int(self.now_wall_ms),
+                ])?;
+        }
+        Ok(Appended::New { position })
+    }
+
+    fn first_answer(&self, key: &str) -> rusqlite::Result<Option<Appended>> {
+        // The statement also sees what this transaction wrote, so a repeat within the batch is found like any other.
+        self.transaction
+            .prepare_cached("SELECT id, epoch, seq, ts_ms FROM idempotency WHERE key = ?1 AND kept_ms > ?2")?
+            .query_row(params![key, honoured_after(self.now_wall_ms)], |row| {
+                Ok(Appended::Repeat {
+                    id: ulid_at(row, 0)?,
+                    position: Position { epoch: number_at(row, 1)?, seq: number_at(row, 2)? },
+                    ts_ms: number_at(row, 3)?,
+                })
+            })
+            .optional()
+    }
+
+    /// Writes the head of every channel that the batch touched; the last thing before the commit.
+    pub(super) fn write_heads(&self) -> rusqlite::Result<()> {
+        let mut set = self.transaction.prepare_cached("UPDATE channels SET head = ?2 WHERE channel_id = ?1")?;
+        self.channels.values().try_for_each(|open| set.execute([open.channel_id, int(open.position.seq)]).map(drop))
+    }
+}
+
+fn open_channel(transaction: &Transaction<'_>, epochs: &Epochs, key: &ChannelKey) -> rusqlite::Result<Open> {
+    if let Some((channel_id, position)) = channel_row(transaction, key)? {
+        return Ok(Open { channel_id, position });
+    }
+    let epoch = epochs.of(key);
+    transaction
+        .prepare_cached("INSERT INTO channels (app, channel, epoch, head) VALUES (?1, ?2, ?3, 0)")?
+        .execute(params![key.app.as_str(), key.channel.as_str(), int(epoch)])?;
+    Ok(Open { channel_id: transaction.last_insert_rowid(), position: Position { epoch, seq: 0 } })
+}
+
+/// Keys kept at or before this moment are no longer honoured. Below zero, so that the first day of Unix time forgets
+/// nothing.
+pub(super) fn honoured_after(now_wall_ms: u64) -> i64 {
+    int(now_wall_ms) - int(IDEMPOTENCY_KEPT_MS)
+}

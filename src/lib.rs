@@ -3,10 +3,12 @@
 pub mod admission;
 pub mod base;
 pub mod bus;
+pub mod config;
 pub mod fanout;
 pub mod io;
 pub mod load;
 pub mod metrics;
+pub mod node;
 pub mod orchestrator;
 pub mod post;
 pub mod seating;

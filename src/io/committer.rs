@@ -105,6 +105,8 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &Sender<StoreN
         match job {
             Job::Commit(batch, now_wall_ms) => {
                 let result = store.commit(now_wall_ms, batch.events());
+                // The orchestrator takes the events back without a copy if nobody else holds them.
+                drop(batch);
                 // One batch is under way at a time, so its answer always finds room.
                 let _ = news.push(StoreNews::Committed(result));
                 news.ring();

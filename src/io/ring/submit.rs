@@ -74,18 +74,24 @@ impl SocketRing {
     /// A call must not carry two sends of one socket: the first might be short and the second not.
     pub fn send_all<'a>(
         &mut self,
-        mut sends: impl Iterator<Item = (SocketId, &'a [u8])>,
+        sends: impl Iterator<Item = (SocketId, &'a [u8])>,
         short: &mut Vec<(u32, SendOutcome)>,
     ) -> io::Result<()> {
+        let mut sends = sends.fuse();
         let mut seen = cfg!(debug_assertions).then(std::collections::BTreeSet::new);
         let mut base = 0;
         loop {
-            // The caller's iterator runs before anything is queued: should it panic, no entry points to its slices.
+            // The caller's iterator and the checks run before anything is queued: should one of them panic, no entry
+            // points to a slice.
             let mut chunk = [(SocketId { slot: 0, generation: 0 }, &[][..]); SENDS_A_SUBMIT];
             let mut taken = 0;
             for (place, send) in chunk.iter_mut().zip(&mut sends) {
+                assert!(send.1.len() <= SEND_BYTES_MAX, "a slice of {} bytes", send.1.len());
                 *place = send;
                 taken += 1;
+            }
+            if taken == 0 {
+                return Ok(());
             }
             if let Some(seen) = &mut seen {
                 for (id, _) in &chunk[..taken] {
@@ -94,9 +100,6 @@ impl SocketRing {
             }
             self.send_chunk(&chunk[..taken], base, short)?;
             base += taken as u32;
-            if taken < SENDS_A_SUBMIT {
-                return Ok(());
-            }
         }
     }
 
@@ -107,8 +110,9 @@ impl SocketRing {
         short: &mut Vec<(u32, SendOutcome)>,
     ) -> io::Result<()> {
         let mut failed = None;
+        // The rings that have entries of this chunk; one that comes twice is found empty the second time.
+        let (mut touched, mut touching) = ([0; SENDS_A_SUBMIT], 0);
         for (at, (id, bytes)) in chunk.iter().enumerate() {
-            assert!(bytes.len() <= SEND_BYTES_MAX, "a slice of {} bytes", bytes.len());
             if bytes.is_empty() {
                 continue;
             }
@@ -124,18 +128,21 @@ impl SocketRing {
                 entry_on!(target, |fd| opcode::Send::new(fd, bytes.as_ptr(), bytes.len() as u32).flags(flags).build())
                     .flags(Flags::SKIP_SUCCESS)
                     .user_data(tag::pack(Op::Send, at as u32, id.slot));
-            let Some(uring) = self.ring(ring) else {
-                unreachable!("slot {} has an owner but its ring was never made", id.slot);
-            };
-            // SAFETY: the slice outlives this function, and every ring is entered until it has consumed its entries,
+            if touched[..touching].last() != Some(&ring) {
+                touched[touching] = ring;
+                touching += 1;
+            }
+            // A slot has an owner only after its ring was made.
+            let Some(uring) = self.ring(ring) else { continue };
+            // SAFETY: the slice outlives this function, and each ring with an entry is entered until it has consumed its entries,
             // or is dead, before this function returns; a send with DONTWAIT ends inside that enter.
             if let Err(error) = unsafe { uring.push(&entry) } {
                 failed = Some(error);
                 break;
             }
         }
-        // Every ring is entered even after a failure: none may keep an entry that points to a slice.
-        for ring in 0..self.rings.len() {
+        // Each is entered even after a failure: none may keep an entry that points to a slice.
+        for &ring in &touched[..touching] {
             if let Err(error) = self.flush_ring(ring) {
                 failed = Some(error);
             }

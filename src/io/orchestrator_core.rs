@@ -26,8 +26,8 @@ use crate::wire::sealed::Sealed;
 
 /// Letters that one turn takes.
 const LETTERS_A_TURN: usize = 256;
-/// How long beyond the drain period the last closes may take, in milliseconds.
-const LAST_CLOSES_MS: u64 = 3_000;
+/// The end of the drain period that is kept for the last closes, in milliseconds; of a short period, a third.
+const LAST_CLOSES_MS: u32 = 3_500;
 /// How soon a full mailbox is tried again, in milliseconds.
 const RETRY_MS: u64 = 1;
 
@@ -152,8 +152,9 @@ impl Core {
             eprintln!("ringcast: asked to end; closing within {} ms", self.parts.drain_ms);
             self.parts.life.set_ready(false);
             super::machine::notify_stopping();
-            self.parts.orchestrator.borrow_mut().on_drain(self.parts.drain_ms);
-            self.end_by_ms = Some(now.mono_ms() + u64::from(self.parts.drain_ms) + LAST_CLOSES_MS);
+            let spread_ms = self.parts.drain_ms - LAST_CLOSES_MS.min(self.parts.drain_ms / 3);
+            self.parts.orchestrator.borrow_mut().on_drain(spread_ms);
+            self.end_by_ms = Some(now.mono_ms() + u64::from(self.parts.drain_ms));
         }
         let mut orchestrator = self.parts.orchestrator.borrow_mut();
         if orchestrator.next_alarm_ms() <= now.mono_ms() {
@@ -206,7 +207,15 @@ impl Core {
             Late::Event(shard, sealed) => {
                 let at = usize::from(shard.0);
                 self.rung[at] = true;
-                self.parts.shards[at].partition.push(sealed).map_err(|sealed| Late::Event(shard, sealed))
+                match self.parts.shards[at].partition.push(sealed) {
+                    Err(sealed) if sealed.kind().row().stored => Err(Late::Event(shard, sealed)),
+                    // A viewer total; the next one says it again.
+                    Err(_) => {
+                        self.parts.orchestrator.borrow_mut().count_lost_before_fanout();
+                        Ok(())
+                    }
+                    Ok(()) => Ok(()),
+                }
             }
         }
     }

@@ -15,6 +15,7 @@
 //! | `probe`, `poster`, `http` | what a message carries; who posts it when; how |
 //! | `audit`, `latency` | the account of every viewer; the histogram |
 //! | `report` | the verdict, as text and as JSON |
+//! | `watch` | one viewer for a person, not a load |
 //! | `kernel` | the system calls that std has no door to |
 
 mod args;
@@ -37,9 +38,11 @@ mod probe;
 mod report;
 mod target;
 mod viewer;
+mod watch;
 mod worker;
 
 pub use args::LoadArgs;
+pub use watch::WatchArgs;
 
 use args::Scenario;
 use fanout::Failure;
@@ -51,6 +54,11 @@ const AUDIT_FAILED: u8 = 1;
 const WRONG_USE: u8 = 2;
 /// There is no node to load.
 const NO_NODE: u8 = 3;
+
+/// Watches one channel and prints its events.
+pub fn run_watch(args: &WatchArgs) -> ExitCode {
+    watch::run(args)
+}
 
 /// Runs the load: 0 when the audit passes, 1 when it fails, 2 for wrong use, 3 when there is no node.
 pub fn run(args: LoadArgs) -> ExitCode {

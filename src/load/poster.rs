@@ -238,7 +238,10 @@ impl Poster {
 
     fn answered(&mut self, index: usize, status: u16, body: &[u8]) {
         let Some((number, since)) = self.lanes[index].busy.take() else {
-            self.complain("an answer to nothing");
+            // A node tells a connection that never asked anything why it is closed (408): that is no answer.
+            if status != 408 {
+                self.complain("an answer to nothing");
+            }
             return;
         };
         self.lanes[index].out.clear();

@@ -10,11 +10,12 @@ use crate::post::report::{Report, Stages};
 
 /// Renders the last report of each shard and the orchestrator's own gauges.
 #[must_use]
-pub fn render(reports: &[Option<Report>], own: &[(&'static str, Gauge)]) -> String {
+pub fn render(reports: &[Option<Report>], own: &[(&'static str, Gauge)], own_lost: u64) -> String {
     let mut out = String::with_capacity(8 * 1024);
     let reports: Vec<&Report> = reports.iter().flatten().collect();
     account(&mut out, &reports);
     stages(&mut out, &reports);
+    line(&mut out, "ringcast_lost_before_fanout_total", "shard=\"orchestrator\"", own_lost);
     header(&mut out, "ringcast_connections", "gauge", "Connections, by shard");
     for report in &reports {
         line(&mut out, "ringcast_connections", &shard(report), u64::from(report.rooms.connections));
@@ -88,13 +89,13 @@ fn stages(out: &mut String, reports: &[&Report]) {
         ("queue_writes", "Events put into an outbox", |s| s.queue_writes),
         ("socket_writes", "Socket writes", |s| s.socket_writes),
         ("events_written", "Events carried by socket writes", |s| s.events_written),
-        ("lost_before_fanout", "Events dropped at a full mailbox", |s| s.lost_before_fanout),
         ("joined", "Connections accepted", |s| s.joined),
         ("left", "Connections ended", |s| s.left),
         ("closed_slow", "Connections closed as too slow", |s| s.closed_slow),
         ("closed_silent", "Connections closed for silence", |s| s.closed_silent),
         ("closed_protocol", "Connections closed for breaking the protocol", |s| s.closed_protocol),
         ("bad_commands", "Malformed commands", |s| s.bad_commands),
+        ("lost_before_fanout", "Events dropped at a full mailbox", |s| s.lost_before_fanout),
     ];
     for (name, help, pick) in rows {
         let name = format!("ringcast_{name}_total");
@@ -134,7 +135,7 @@ mod tests {
             stages: Stages { ticks: 4, ..Stages::default() },
             gauges: vec![("rooms", Gauge::new(1, 2))],
         };
-        let text = render(&[None, Some(report)], &[("posts", Gauge::new(0, 9))]);
+        let text = render(&[None, Some(report)], &[("posts", Gauge::new(0, 9))], 0);
         assert!(text.contains("ringcast_account_open{class=\"ordered\"} 1\n"));
         assert!(text.contains("ringcast_ticks_total{shard=\"1\"} 4\n"));
         assert!(text.contains("ringcast_limit{what=\"posts\",shard=\"orchestrator\"} 9\n"));

@@ -123,6 +123,7 @@ pub struct Orchestrator {
     viewers: report::Viewers,
     reports: Vec<Option<Report>>,
     actions: VecDeque<Action>,
+    lost_before_fanout: u64,
     tick_at_ms: u64,
     draining: bool,
 }
@@ -153,6 +154,7 @@ impl Orchestrator {
             viewers: report::Viewers::default(),
             reports: vec![None; shards],
             actions: VecDeque::new(),
+            lost_before_fanout: 0,
             tick_at_ms: now.mono_ms() + report::TICK_MS,
             draining: false,
             options,
@@ -203,6 +205,17 @@ impl Orchestrator {
         for shard in 0..self.options.shards {
             self.answer(ShardId(shard), ToShard::Drain { spread_ms });
         }
+    }
+
+    /// An ephemeral event found its partition's mailbox full and was dropped.
+    pub fn count_lost_before_fanout(&mut self) {
+        self.lost_before_fanout += 1;
+    }
+
+    /// Ephemeral events of the orchestrator that were dropped at a full mailbox.
+    #[must_use]
+    pub fn lost_before_fanout(&self) -> u64 {
+        self.lost_before_fanout
     }
 
     /// Nothing that was taken waits for the store any more.

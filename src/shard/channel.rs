@@ -132,6 +132,9 @@ impl Channel {
 
     /// Adds what the members are still owed.
     pub(super) fn count_queued(&self, index: &Index, places: &[Place], queued: &mut [u64; 3]) {
+        if self.open.is_empty() && self.walk.is_none() {
+            return;
+        }
         let mut account = Account::default();
         for (position, member) in index.members(self.topic).iter().enumerate() {
             if member.client == TOMBSTONE {

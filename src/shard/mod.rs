@@ -14,7 +14,7 @@ mod request;
 mod sweep;
 mod write;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use join::Origin;
 pub use request::{ApiAnswer, ApiRequest, Outcome};
@@ -227,7 +227,7 @@ pub struct Shard {
     retry_resumes: Vec<(ClientId, TopicNo)>,
     released: BTreeMap<AddressKey, u32>,
     processed: Vec<u64>,
-    emptied: Vec<(ChannelKey, u32)>,
+    emptied: BTreeSet<(ChannelKey, u32)>,
     report_at_ms: Option<u64>,
     address_rate: FixedWindow<AddressKey>,
     draining: Option<drain::Plan>,
@@ -265,7 +265,7 @@ impl Shard {
             retry_heads: Vec::new(),
             retry_resumes: Vec::new(),
             released: BTreeMap::new(),
-            emptied: Vec::new(),
+            emptied: BTreeSet::new(),
             report_at_ms: None,
             draining: None,
             busy_outside: false,
@@ -380,7 +380,8 @@ impl Shard {
             counts.extend(rooms.map(|(n, viewers)| RoomCount { key: key.clone(), n, viewers }));
         }
         for (key, n) in &self.emptied {
-            if !counts.iter().any(|count| count.key == *key && count.n == *n) {
+            // Somebody may sit there again since.
+            if self.viewers_of(key, *n) == 0 {
                 counts.push(RoomCount { key: key.clone(), n: *n, viewers: 0 });
             }
         }
@@ -410,6 +411,13 @@ impl Shard {
             ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
             ("addresses", self.address_rate.gauge()),
         ]
+    }
+
+    fn viewers_of(&self, key: &ChannelKey, room: u32) -> u32 {
+        let (app, channel) = (key.app.as_str(), key.channel.as_str());
+        let hash = self.hasher.hash(crate::wire::topic::Scope::Channel, app, channel);
+        let no = self.index.find(crate::wire::topic::Scope::Channel, hash, app, channel);
+        no.map_or(0, |no| self.index.room_count(no, room))
     }
 
     fn schedule_report(&mut self, now: Now) {

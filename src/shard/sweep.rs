@@ -240,7 +240,7 @@ impl Shard {
         if left.room_left == 0
             && let Some(topic) = topic
         {
-            self.emptied.push((ChannelKey::new(topic.app, topic.name), sub.room));
+            self.emptied.insert((ChannelKey::new(topic.app, topic.name), sub.room));
         }
         if left.topic_gone {
             self.channels[no.0 as usize] = None;

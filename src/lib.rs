@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod base;
 pub mod bus;
+pub mod config;
 pub mod fanout;
 pub mod load;
 pub mod orchestrator;

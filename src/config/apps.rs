@@ -1,0 +1,199 @@
+//! The tenants of a configuration, each an `[[app]]`.
+//!
+//! Tables flow in, [`AppOptions`] with their keys flow out. Always true: an app has a name of its own, a server key that
+//! only its hash is known of, and token keys of at least 32 bytes; and no error shows a secret.
+
+use std::path::Path;
+
+use super::Config;
+use super::keys::MESSAGE_BYTES_MAX;
+use super::table::{Sheet, Table};
+use crate::admission::AppOptions;
+use crate::admission::auth::TokenKey;
+use crate::base::Name;
+
+/// A table of apps is walked for every request.
+const APPS_MAX: usize = 256;
+
+/// Reads every app.
+pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
+    let bytes_max = config.shard.socket.message_bytes_max.min(config.body_bytes_max);
+    let apps = &mut config.apps;
+    sheet.tables("app", |t| {
+        if let Some(app) = app(t, apps, bytes_max) {
+            apps.push(app);
+        }
+    });
+}
+
+/// `None` if something about it is wrong, which the table has noted then.
+fn app(t: &mut Table<'_, '_>, before: &[AppOptions], bytes_max: u32) -> Option<AppOptions> {
+    let (mut anonymous_read, mut loopback_only) = (false, false);
+    let mut message_bytes_max = MESSAGE_BYTES_MAX.min(bytes_max);
+    let name = t.text("name", false);
+    let hash = t.text("server_key_sha256", false);
+    let origins = t.texts("origins").unwrap_or_default();
+    t.flag("anonymous_read", &mut anonymous_read);
+    t.flag("loopback_only", &mut loopback_only);
+    t.number("message_bytes_max", 1..=u64::from(bytes_max), &mut message_bytes_max);
+    let mut token_keys: Vec<TokenKey> = Vec::new();
+    t.tables("token_key", |t| {
+        if let Some(key) = token_key(t, &token_keys) {
+            token_keys.push(key);
+        }
+    });
+
+    if before.len() == APPS_MAX {
+        t.fault("name", false, format!("a node has at most {APPS_MAX} apps"));
+        return None;
+    }
+    let name = match Name::new(name.as_deref().unwrap_or_default()) {
+        Ok(name) => name,
+        Err(why) => {
+            t.fault("name", false, why.to_string());
+            return None;
+        }
+    };
+    if before.iter().any(|other| other.name == name) {
+        t.fault("name", false, "another app has this name");
+        return None;
+    }
+    for origin in &origins {
+        // What a browser sends is compared as text, so a path or a slash at the end would never fit.
+        let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+        if origin != "*" && host.is_none_or(|host| host.is_empty() || host.contains('/')) {
+            let why =
+                format!("{origin:?} is no origin: write scheme and host, such as \"https://example.com\", or \"*\"");
+            t.fault("origins", false, why);
+            return None;
+        }
+    }
+    let Some(server_key_hash) = hash.as_deref().and_then(from_hex) else {
+        let why = "64 hex digits are allowed: printf %s \"$SERVER_KEY\" | sha256sum, of a key that begins with rk_";
+        t.fault("server_key_sha256", false, why);
+        return None;
+    };
+    Some(AppOptions { name, server_key_hash, token_keys, anonymous_read, origins, loopback_only, message_bytes_max })
+}
+
+fn token_key(t: &mut Table<'_, '_>, before: &[TokenKey]) -> Option<TokenKey> {
+    let kid = t.text("kid", false);
+    let algorithm = t.text("algorithm", false);
+    let secret = t.text("secret", true);
+    let file = t.text("secret_file", false);
+    if algorithm.as_deref() != Some("HS256") {
+        t.fault("algorithm", false, "\"HS256\" is allowed");
+        return None;
+    }
+    if kid.is_some() && before.iter().any(|other| other.kid == kid) {
+        t.fault("kid", false, "another key of this app has this name");
+        return None;
+    }
+    let (key, secret) = match (secret, file) {
+        (Some(secret), None) => ("secret", secret),
+        (None, Some(file)) => match secret_of(&t.directory().join(file)) {
+            Ok(secret) => ("secret_file", secret),
+            Err(why) => {
+                t.fault("secret_file", false, why);
+                return None;
+            }
+        },
+        _ => {
+            t.fault("secret", true, "a token key has either secret or secret_file");
+            return None;
+        }
+    };
+    match TokenKey::hs256(kid, secret.as_bytes()) {
+        Ok(key) => Some(key),
+        Err(why) => {
+            t.fault(key, true, why);
+            None
+        }
+    }
+}
+
+/// The secret in a file, without the newline that editors leave at its end.
+fn secret_of(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path)
+        .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
+        .map_err(|error| format!("{} cannot be read: {error}", path.display()))
+}
+
+fn from_hex(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        let digit = |c: u8| char::from(c).to_digit(16);
+        *byte = (digit(pair[0])? * 16 + digit(pair[1])?) as u8;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::load;
+    use crate::admission::auth::{Speaker, authenticate, hash_server_key, make_token};
+
+    const SECRET: &str = "0123456789abcdef0123456789abcdef";
+
+    fn hash() -> String {
+        hash_server_key("rk_x").iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+    }
+
+    #[test]
+    fn an_app_knows_its_keys() {
+        let text = format!(
+            "[[app]]\nname = \"shop\"\nserver_key_sha256 = \"{}\"\norigins = [\"https://a.example\"]\n\
+             anonymous_read = true\nmessage_bytes_max = 100\n\
+             [[app.token_key]]\nkid = \"a\"\nalgorithm = \"HS256\"\nsecret = \"{SECRET}\"\n\
+             [[app]]\nname = \"game\"\nserver_key_sha256 = \"{}\"\n",
+            hash(),
+            hash()
+        );
+        let config = load(&text).unwrap();
+        let [shop, game] = &config.apps[..] else { panic!() };
+        assert_eq!((shop.name.as_str(), shop.anonymous_read, shop.message_bytes_max), ("shop", true, 100));
+        assert_eq!(authenticate(shop, Some("rk_x"), 0), Ok(Speaker::Server));
+        let token = make_token(SECRET.as_bytes(), "u", None, 10).unwrap();
+        assert!(matches!(authenticate(shop, Some(&token), 0), Ok(Speaker::User(_))));
+        assert!(authenticate(game, Some(&token), 0).is_err());
+        assert!(!game.anonymous_read && game.message_bytes_max == 16 * 1024);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_without_the_secret() {
+        let head = format!("[[app]]\nname = \"shop\"\nserver_key_sha256 = \"{}\"\n", hash());
+        let key = "[[app.token_key]]\n";
+        for (text, start) in [
+            ("[[app]]\nname = \"shop\"\n".into(), "x.toml:1: app.server_key_sha256 is missing\n"),
+            ("[[app]]\nname = \"a b\"\n".into(), "x.toml:2: app.name = \"a b\"\n"),
+            ("[app]\nname = \"shop\"\n".into(), "x.toml:1: app = "),
+            (format!("{head}{head}"), "x.toml:5: app.name = \"shop\"\n  another app"),
+            (format!("{head}origins = [\"https://a.example/\"]\n"), "x.toml:4: app.origins = "),
+            (
+                format!("{head}message_bytes_max = 65_537\n"),
+                "x.toml:4: app.message_bytes_max = 65_537\n  1 to 65536 is",
+            ),
+            (format!("{head}{key}algorithm = \"none\"\n"), "x.toml:5: app.token_key.algorithm = \"none\"\n"),
+            (format!("{head}{key}algorithm = \"HS256\"\n"), "x.toml:4: app.token_key.secret is missing\n"),
+            (
+                format!("{head}{key}algorithm = \"HS256\"\nsecret = \"hush\"\n"),
+                "x.toml:6: app.token_key.secret = (not shown)\n  an HS256 secret has at least 32 bytes",
+            ),
+            (
+                format!("{head}{key}algorithm = \"HS256\"\nsecret_file = \"no-such-file\"\n"),
+                "x.toml:6: app.token_key.secret_file = \"no-such-file\"\n  no-such-file cannot be read",
+            ),
+            (
+                format!("{head}{key}sicret = \"hush\"\nalgorithm = \"HS256\"\n"),
+                "x.toml:4: app.token_key.secret is missing",
+            ),
+        ] {
+            let error = load(&text).unwrap_err();
+            assert!(error.starts_with(start), "{text}\n{error}");
+            assert!(!error.contains("hush"), "{error}");
+        }
+    }
+}

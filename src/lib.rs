@@ -17,8 +17,10 @@
 //! | `store/` | a room: what is kept: group commit, SQLite, and a store in memory that fails on demand |
 //! | `bus/` | a room: the partition that gives the events of a channel their one order |
 //! | `fanout/` | a room: who wants what, ticks, and the queue of whoever is behind |
+//! | `metrics/` | a room: the reports of all cores as exposition text |
 //! | `shard/` | one socket core as a pure state machine |
 //! | `orchestrator/` | the dedicated core as a pure state machine |
+//! | `io/` | what touches the kernel: executors, rings, listeners, HTTP, the store's threads, signals, the clock |
 //! | `config/` | a file and the command line become the checked options of every part |
 //! | `doctor/` | the machine, held against the configuration before the start |
 //! | `load/` | the load generator: virtual viewers, the audit of every delivery, the report |
@@ -32,7 +34,9 @@ pub mod bus;
 pub mod config;
 pub mod doctor;
 pub mod fanout;
+pub mod io;
 pub mod load;
+pub mod metrics;
 pub mod node;
 pub mod orchestrator;
 pub mod post;

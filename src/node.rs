@@ -1,15 +1,49 @@
-//! Builds each part once and joins them: a configuration flows in, the end of the node flows out.
+//! The node as a whole: builds each part once, pins the cores, ties the mailboxes, joins at the end. The only file that
+//! knows all parts.
+//!
+//! A checked configuration flows in; a running node, and in the end an exit code, flow out. Always true: either
+//! everything listens or nothing does, and a refusal is one sentence that says what to do.
 
+use std::cell::RefCell;
 use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::config::Config;
+use crate::admission::Apps;
+use crate::base::{Now, ShardId};
+use crate::config::{Config, Cores};
+use crate::io::clock::Clock;
+use crate::io::committer::Committer;
+use crate::io::handoff::{MailboxSizes, PostOffice};
+use crate::io::life::Life;
+use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
+use crate::io::ring::{self, KernelFeatures, RingOptions};
+use crate::io::shard_core::{self, ShardCoreParts};
+use crate::io::socket::{self, SocketOptions};
+use crate::io::web_server::WebOptions;
+use crate::io::{admin, executor, machine, signal};
+use crate::orchestrator::{Orchestrator, OrchestratorOptions};
+use crate::shard::{Shard, ShardOptions};
+use crate::store::sqlite::Sqlite;
+use crate::store::{OpenOptions, Store};
+use crate::wire::topic::TopicHasher;
 
-/// Why a node did not start, or ended.
+/// The database within the data directory.
+const DATABASE: &str = "ringcast.db";
+/// How long an HTTP connection may lie idle, in milliseconds.
+const HTTP_IDLE_MS: u32 = 75_000;
+/// Places of an events mailbox beside those that events with a credit may need.
+const EPHEMERAL_PLACES: usize = 8_192;
+
+/// Why the node does not start, or ended otherwise than by being asked to.
 #[derive(Debug)]
 pub struct NodeError {
-    /// What the process ends with.
+    /// The process's exit code.
     pub exit_code: u8,
-    /// A sentence for the operator.
+    /// One sentence that says what is wrong and what to do.
     pub message: String,
 }
 
@@ -21,11 +55,235 @@ impl fmt::Display for NodeError {
 
 impl std::error::Error for NodeError {}
 
-/// Runs the node until it is told to end.
+/// The machine or the data refuses.
+fn refuse(message: impl Into<String>) -> NodeError {
+    NodeError { exit_code: 3, message: message.into() }
+}
+
+/// Runs a node until it is asked to end.
 ///
 /// # Errors
-/// The machine or the data refuses.
-pub fn serve(config: Config) -> Result<(), NodeError> {
-    let _ = config;
-    Err(NodeError { exit_code: 3, message: "this build holds no node".into() })
+/// It could not start, or a core failed.
+pub fn serve(mut config: Config) -> Result<(), NodeError> {
+    let nofile = machine::raise_nofile();
+    let features = ring::check_kernel().map_err(|lack| refuse(lack.to_string()))?;
+    let cpus = machine::cpus();
+    let cores = Cores::place(config.shards, config.orchestrator_core, &cpus).map_err(|e| refuse(e.to_string()))?;
+    let shards = cores.shards.len() as u16;
+    config.settle(shards);
+
+    let port = |address, error: std::io::Error| {
+        let why = if error.kind() == std::io::ErrorKind::AddrInUse {
+            "is in use: another node or program listens there; stop it, or choose another address".to_owned()
+        } else {
+            format!("cannot be listened on: {error}")
+        };
+        refuse(format!("{address} {why}"))
+    };
+    let _public_lock = socket::lock_port(config.listen).map_err(|error| port(config.listen, error))?;
+    let _admin_lock = socket::lock_port(config.admin).map_err(|error| port(config.admin, error))?;
+    make_data_dir(&config.data_dir)?;
+    let store_options = OpenOptions { fresh_epoch_seed: random(), ..config.store.clone() };
+    let database = config.data_dir.join(DATABASE);
+    let mut store = Sqlite::open(&database, &store_options).map_err(|error| refuse(error.to_string()))?;
+    let pages = Sqlite::reader(&database, &store_options).map_err(|error| refuse(error.to_string()))?;
+    let rooms = store.rooms_load().map_err(|error| refuse(format!("{}: {error}", database.display())))?;
+    let apps = config.open_apps().map_err(|error| refuse(error.to_string()))?;
+    let listeners = (0..shards)
+        .map(|_| socket::listen(config.listen, config.backlog, true))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| port(config.listen, error))?;
+    let admin_listener = socket::listen(config.admin, 128, false).map_err(|error| port(config.admin, error))?;
+
+    let clock = Clock::start();
+    let hasher = TopicHasher::new(random());
+    let life = Arc::new(Life::new(shards));
+    let credits = config.orchestrator.credits_max as usize;
+    let sizes = MailboxSizes {
+        // A shard has at most as many questions; each join may ask for one head more.
+        answers: config.shard.asks_max as usize * 2 + 64,
+        seats: 1_024,
+        events: credits + EPHEMERAL_PLACES,
+        orchestrator: (usize::from(shards) * config.shard.asks_max as usize).clamp(4_096, 65_536),
+    };
+    let office = PostOffice::new(shards, sizes);
+    let end_asked = signal::listen(Arc::clone(&office.orchestrator.door))
+        .map_err(|error| refuse(format!("signals cannot be listened to: {error}")))?;
+    let committer = Committer::start(store, pages, cores.orchestrator, office.news.clone(), sizes.orchestrator)
+        .map_err(|error| refuse(format!("the store's threads cannot be started: {error}")))?;
+    let web = WebOptions {
+        body_bytes_max: config.body_bytes_max as usize,
+        request_ms_max: config.head_timeout_ms,
+        idle_ms_max: HTTP_IDLE_MS,
+    };
+
+    let mut handles = Vec::new();
+    let failed = Arc::new(AtomicBool::new(false));
+    let orchestrator_options = OrchestratorOptions { seed: random(), ..config.orchestrator.clone() };
+    let rooms: Vec<_> = rooms.into_iter().map(|row| (row.key, row.room)).collect();
+    {
+        let (hasher, life, to_shards) = (hasher.clone(), Arc::clone(&life), office.to_shards.clone());
+        let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
+        let main = move || async move {
+            let orchestrator = Orchestrator::new(orchestrator_options, hasher, rooms, clock.now());
+            let orchestrator = Rc::new(RefCell::new(orchestrator));
+            let queue = executor::http_queue();
+            let listening =
+                admin::run(admin_listener, Rc::clone(&orchestrator), Arc::clone(&life), web, queue, reserve);
+            glommio::spawn_local(listening).detach();
+            let parts = OrchestratorCoreParts {
+                orchestrator,
+                inbox,
+                shards: to_shards,
+                committer,
+                clock,
+                life,
+                end_asked,
+                drain_ms,
+            };
+            orchestrator_core::run(parts).await;
+        };
+        let handle = executor::start("orchestrator", cores.orchestrator, config.spin_us.into(), main);
+        handles.push(handle.map_err(|error| refuse(format!("the orchestrator does not start: {error}")))?);
+    }
+    let guests_max = guests_max(nofile, shards, config.admin_reserve);
+    for (at, ((listener, inbox), to_orchestrator)) in
+        listeners.into_iter().zip(office.inboxes).zip(office.to_orchestrator).enumerate()
+    {
+        let options = ShardOptions { id: ShardId(at as u16), ..config.shard.clone() };
+        let parts = ShardCorePlan {
+            options,
+            apps: apps.clone(),
+            hasher: hasher.clone(),
+            ring: ring_options(&config, &features),
+        };
+        let (life, to_shards) = (Arc::clone(&life), office.to_shards.clone());
+        let socket_options = SocketOptions {
+            sndbuf_bytes: config.sndbuf_bytes,
+            notsent_lowat_bytes: config.notsent_lowat_bytes,
+            user_timeout_ms: config.user_timeout_ms,
+        };
+        let head_ms_max = config.head_timeout_ms;
+        let core_failed = Arc::clone(&failed);
+        let main = move || async move {
+            let ended = shard_core::run(ShardCoreParts {
+                shard: parts.shard(clock.now()),
+                inbox,
+                shards: to_shards,
+                orchestrator: to_orchestrator,
+                listener,
+                ring: parts.ring,
+                socket: socket_options,
+                web,
+                reserve: credits,
+                guests_max,
+                head_ms_max,
+                clock,
+                life: Arc::clone(&life),
+            })
+            .await;
+            if let Err(error) = ended {
+                eprintln!("ringcast: shard {at} failed: {error}");
+                core_failed.store(true, Ordering::Release);
+                life.stop();
+            }
+        };
+        let handle = executor::start(&format!("shard-{at}"), cores.shards[at], config.spin_us.into(), main);
+        handles.push(handle.map_err(|error| refuse(format!("shard {at} does not start: {error}")))?);
+    }
+    life.set_ready(true);
+    machine::notify_ready();
+    announce(&config, &cores, nofile, guests_max, &apps);
+    for handle in handles {
+        if handle.join().is_err() {
+            failed.store(true, Ordering::Release);
+        }
+    }
+    if failed.load(Ordering::Acquire) {
+        return Err(refuse("a core of the node failed; what was acknowledged is on disk"));
+    }
+    eprintln!("ringcast: ended");
+    Ok(())
+}
+
+/// What a shard is made of before its thread runs.
+struct ShardCorePlan {
+    options: ShardOptions,
+    apps: Apps,
+    hasher: TopicHasher,
+    ring: RingOptions,
+}
+
+impl ShardCorePlan {
+    fn shard(&self, now: Now) -> Shard {
+        Shard::new(self.options.clone(), self.apps.clone(), self.hasher.clone(), now)
+    }
+}
+
+fn ring_options(config: &Config, features: &KernelFeatures) -> RingOptions {
+    RingOptions {
+        sockets_max: config.shard.clients_max,
+        sq_entries: config.ring.sq_entries,
+        cq_entries: config.ring.cq_entries,
+        recv_buffers: config.ring.recv_buffers,
+        recv_buffer_bytes: config.ring.recv_buffer_bytes,
+        files_per_ring: 0,
+        plain_descriptors: features.plain_descriptors,
+    }
+}
+
+/// Sockets that one shard may hold between accept and seat, and as HTTP connections: its share of the descriptors
+/// that are left when everybody else has what they need.
+fn guests_max(nofile: u64, shards: u16, admin_reserve: u32) -> usize {
+    let others = 64 + 16 * u64::from(shards) + u64::from(admin_reserve);
+    // A guest may become an HTTP connection: each counts once in the door and once there.
+    (nofile.saturating_sub(others) / u64::from(shards) / 2).clamp(16, 65_536) as usize
+}
+
+fn make_data_dir(dir: &Path) -> Result<(), NodeError> {
+    fs::create_dir_all(dir).map_err(|error| {
+        refuse(format!("the data directory {} cannot be made: {error}; choose another by --data-dir", dir.display()))
+    })
+}
+
+/// 64 random bits. Without a source of randomness nothing that must not be guessed can be made.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => u64::from_le_bytes(bytes),
+        Err(error) => panic!("the system gives no randomness: {error}"),
+    }
+}
+
+fn announce(config: &Config, cores: &Cores, nofile: u64, guests_max: usize, apps: &Apps) {
+    let dir = config.data_dir.display();
+    eprintln!(
+        "ringcast {} listens on http://{} (admin http://{})",
+        env!("CARGO_PKG_VERSION"),
+        config.listen,
+        config.admin
+    );
+    eprintln!("  cores      orchestrator on {}, shards on {:?}", cores.orchestrator, cores.shards);
+    if cores.sharing > 1 {
+        eprintln!("             over-committed: up to {} of them share one core", cores.sharing);
+    }
+    eprintln!(
+        "  limits     {} connections a shard, {} a room; {nofile} descriptors, of which {guests_max} a shard for HTTP; \
+         queue {} ms; {} messages on their way",
+        config.shard.clients_max,
+        config.shard.room_capacity,
+        config.shard.outbox.lag_budget_ms,
+        config.orchestrator.credits_max,
+    );
+    eprintln!("  data       {dir}");
+    if apps.names().any(|name| name.as_str() == "demo") {
+        eprintln!("  demo app   server key in {dir}/demo.key, signing secret in {dir}/demo.jwt");
+        eprintln!("Watch a channel in one terminal, post to it in another:");
+        eprintln!("  ringcast watch --url http://{} race-42", config.listen);
+        eprintln!(
+            "  curl -H \"authorization: Bearer $(cat {dir}/demo.key)\" -d '{{\"user\":\"ann\",\"text\":\"hello\"}}' \
+             http://{}/v1/demo/channels/race-42/messages",
+            config.listen
+        );
+    }
 }

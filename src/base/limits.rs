@@ -16,6 +16,18 @@ impl Gauge {
         Self { used, limit }
     }
 
+    /// How much is taken now.
+    #[must_use]
+    pub const fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// How much may be taken.
+    #[must_use]
+    pub const fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// Nothing more fits.
     #[must_use]
     pub const fn is_full(self) -> bool {

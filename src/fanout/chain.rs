@@ -7,6 +7,9 @@
 /// No slot. It lies outside every slab, so looking it up finds nothing.
 pub(super) const NONE: u32 = u32::MAX;
 
+/// The memory of a slab begins with room for so many slots.
+const SLOTS_MIN: usize = 16;
+
 /// The kinds of chain a slot can hang on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum By {
@@ -71,6 +74,10 @@ impl<V> Slab<V> {
             self.free = slot.links[By::Lane as usize].after;
             *slot = Slot { value: Some(value), links };
             return at;
+        }
+        if self.slots.is_empty() {
+            // Who falls behind by one event mostly falls behind by more: the small steps of growth are left out.
+            self.slots.reserve(SLOTS_MIN);
         }
         self.slots.push(Slot { value: Some(value), links });
         (self.slots.len() - 1) as u32

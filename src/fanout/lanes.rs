@@ -32,8 +32,9 @@ pub(super) struct Lanes<T> {
     level_bytes: [u64; LEVELS],
     /// The levels at which something waits, as bits.
     occupied: u32,
-    /// Stored events and gaps of each channel that has any.
-    channels: BTreeMap<u32, Ends>,
+    /// Stored events and gaps of each channel that has any, sorted by channel: a client watches a few, and a search
+    /// among a few neighbours is the quickest there is.
+    channels: Vec<(u32, Ends)>,
     /// Where the mergeable event of a type and key waits.
     by_key: BTreeMap<(u64, EventKind), u32>,
     /// Events by class, gaps not counted.
@@ -49,7 +50,7 @@ impl<T> Lanes<T> {
             levels: [Ends::EMPTY; LEVELS],
             level_bytes: [0; LEVELS],
             occupied: 0,
-            channels: BTreeMap::new(),
+            channels: Vec::new(),
             by_key: BTreeMap::new(),
             waiting: [0; 3],
             bytes: 0,
@@ -73,7 +74,7 @@ impl<T> Lanes<T> {
 
     /// What stands first on the chain of `channel`, or [`NONE`].
     pub(super) fn first_of_channel(&self, channel: u32) -> u32 {
-        self.channels.get(&channel).map_or(NONE, |chain| chain.first)
+        self.channel_at(channel).map_or(NONE, |at| self.channels[at].1.first)
     }
 
     /// Where the mergeable event of this type and key waits.
@@ -136,7 +137,7 @@ impl<T> Lanes<T> {
             self.by_key.insert((merge_key, kind), at);
         }
         if stored {
-            self.slots.push_last(self.channels.entry(channel).or_insert(Ends::EMPTY), By::Channel, at);
+            self.enter_channel(channel, at);
         }
         self.enter_level(at, kind, bytes);
     }
@@ -183,31 +184,28 @@ impl<T> Lanes<T> {
         Some(class)
     }
 
-    /// Tells losses that happened before they came here, behind everything that waits of their channel.
-    pub(super) fn tell_gap(&mut self, told: &Gap) {
-        let last = self.channels.get(&told.channel).map_or(NONE, |chain| chain.last);
-        if let Some(gap) = self.gap_mut(last) {
-            gap.absorb(told);
-            return;
-        }
-        let at = self.slots.insert(Waiting::Gap(told.clone()));
-        self.slots.push_last(&mut self.ends[Class::Ordered as usize], By::Lane, at);
-        self.slots.push_last(self.channels.entry(told.channel).or_insert(Ends::EMPTY), By::Channel, at);
-    }
-
     /// Tells a loss that has no place of its own: in the channel's last gap if no stored event waits behind that, else
     /// in a new one at the end of the ordered lane.
     pub(super) fn tell_last(&mut self, channel: u32, kind: EventKind, seq: u64) {
-        let last = self.channels.get(&channel).map_or(NONE, |chain| chain.last);
+        self.tell_with(channel, |gap| gap.add(kind, seq));
+    }
+
+    /// Tells losses that happened before they came here, behind everything that waits of their channel.
+    pub(super) fn tell_gap(&mut self, told: &Gap) {
+        self.tell_with(told.channel, |gap| gap.absorb(told));
+    }
+
+    fn tell_with(&mut self, channel: u32, add: impl FnOnce(&mut Gap)) {
+        let last = self.channel_at(channel).map_or(NONE, |at| self.channels[at].1.last);
         if let Some(gap) = self.gap_mut(last) {
-            gap.add(kind, seq);
+            add(gap);
             return;
         }
         let mut gap = Gap::new(channel);
-        gap.add(kind, seq);
+        add(&mut gap);
         let at = self.slots.insert(Waiting::Gap(gap));
         self.slots.push_last(&mut self.ends[Class::Ordered as usize], By::Lane, at);
-        self.slots.push_last(self.channels.entry(channel).or_insert(Ends::EMPTY), By::Channel, at);
+        self.enter_channel(channel, at);
     }
 
     /// Takes a waiting event out of everything; `None` and nothing done if `at` is a gap.
@@ -246,12 +244,23 @@ impl<T> Lanes<T> {
         }
     }
 
+    fn channel_at(&self, channel: u32) -> Result<usize, usize> {
+        self.channels.binary_search_by_key(&channel, |&(channel, _)| channel)
+    }
+
+    fn enter_channel(&mut self, channel: u32, at: u32) {
+        let chain = self.channel_at(channel).unwrap_or_else(|place| {
+            self.channels.insert(place, (channel, Ends::EMPTY));
+            place
+        });
+        self.slots.push_last(&mut self.channels[chain].1, By::Channel, at);
+    }
+
     fn leave_channel(&mut self, channel: u32, at: u32) {
-        if let Some(chain) = self.channels.get_mut(&channel) {
-            self.slots.unlink(chain, By::Channel, at);
-            if chain.is_empty() {
-                self.channels.remove(&channel);
-            }
+        let Ok(chain) = self.channel_at(channel) else { return };
+        self.slots.unlink(&mut self.channels[chain].1, By::Channel, at);
+        if self.channels[chain].1.is_empty() {
+            self.channels.remove(chain);
         }
     }
 

@@ -16,8 +16,8 @@ use crate::base::{AppId, ChannelKey, Gauge, Now, RoomChange, RoomId, ShardId};
 use crate::post::letters::{AddressKey, ToOrchestrator, ToShard};
 use crate::post::report::Report;
 use crate::seating::{Seating, SeatingOptions};
-use crate::store::group::{Batch, Group, GroupOptions};
 use crate::store::PageAsk;
+use crate::store::group::{Batch, Group, GroupOptions};
 use crate::wire::sealed::Sealed;
 use crate::wire::topic::{Topic, TopicHasher};
 
@@ -132,7 +132,7 @@ impl Orchestrator {
     #[must_use]
     pub fn new(
         options: OrchestratorOptions,
-            hasher: TopicHasher,
+        hasher: TopicHasher,
         rooms: impl IntoIterator<Item = (ChannelKey, RoomId)>,
         now: Now,
     ) -> Self {

@@ -194,6 +194,7 @@ impl Seating {
         let mut changed = Vec::new();
         for slot in moved {
             let Some(channel) = self.channels[slot as usize].as_mut() else { continue };
+            channel.moved = false;
             if channel.total() != channel.told {
                 channel.told = channel.total();
                 changed.push((channel.key.clone(), channel.told));
@@ -210,8 +211,7 @@ impl Seating {
         let mut changes = Vec::with_capacity(unwritten.len());
         for (slot, room) in unwritten {
             let Some(channel) = self.channels[slot as usize].as_mut() else { continue };
-            channel.unwritten -= 1;
-            let viewers = channel.room(room).map(rooms::Room::viewers);
+            let viewers = channel.write_down(room);
             changes.push(RoomChange { key: channel.key.clone(), room, viewers });
             self.forget_if_done(slot);
         }
@@ -280,8 +280,12 @@ impl Seating {
 
     fn change(&mut self, slot: u32, id: RoomId, change: impl FnOnce(&mut rooms::Room)) {
         let capacity = self.options.room_capacity;
-        if self.channels[slot as usize].as_mut().is_some_and(|channel| channel.change(id, capacity, change)) {
+        let Some(channel) = self.channels[slot as usize].as_mut() else { return };
+        let news = channel.change(id, capacity, change);
+        if news.total {
             self.moved.insert(slot);
+        }
+        if news.room {
             self.mark(slot, id);
         }
     }

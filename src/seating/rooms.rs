@@ -17,6 +17,10 @@ pub(super) struct Room {
     pub(super) barred: bool,
     /// Which report named it last; tells the rooms that a report leaves out.
     pub(super) named_by: u64,
+    /// It waits to be written down; spares a seat the search for it among all that wait.
+    pub(super) unwritten: bool,
+    /// It stands in the sets of rooms with space.
+    open: bool,
 }
 
 impl Room {
@@ -24,6 +28,15 @@ impl Room {
     pub(super) const fn viewers(&self) -> u32 {
         self.reported.saturating_add(self.outstanding)
     }
+}
+
+/// What a change has made worth noting, and was not noted yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Noted {
+    /// The room is to be written down.
+    pub(super) room: bool,
+    /// The channel's total is to be told.
+    pub(super) total: bool,
 }
 
 /// A channel with its rooms.
@@ -40,6 +53,8 @@ pub(super) struct Channel {
     total: u64,
     /// The total that was told last.
     pub(super) told: u64,
+    /// Its total may differ from what was told.
+    pub(super) moved: bool,
     /// Its rooms that wait to be written down; while there are any, the channel's slot stays.
     pub(super) unwritten: u32,
 }
@@ -54,6 +69,7 @@ impl Channel {
             last_n: 0,
             total: 0,
             told: 0,
+            moved: false,
             unwritten: 0,
         }
     }
@@ -71,6 +87,14 @@ impl Channel {
     /// The rooms in the order of creation.
     pub(super) fn rooms(&self) -> impl Iterator<Item = (RoomId, &Room)> {
         self.rooms.iter().map(|(id, room)| (*id, room))
+    }
+
+    /// The viewers of a room that is being written down; `None` if it is gone.
+    pub(super) fn write_down(&mut self, id: RoomId) -> Option<u32> {
+        self.unwritten -= 1;
+        let room = self.rooms.get_mut(&id)?;
+        room.unwritten = false;
+        Some(room.viewers())
     }
 
     pub(super) fn room(&self, id: RoomId) -> Option<&Room> {
@@ -97,15 +121,17 @@ impl Channel {
         new
     }
 
-    /// Changes a room and keeps total and sets in agreement with it. True if its viewers changed.
-    pub(super) fn change(&mut self, id: RoomId, capacity: u32, change: impl FnOnce(&mut Room)) -> bool {
-        let Some(room) = self.rooms.get_mut(&id) else { return false };
+    /// Changes a room and keeps total and sets in agreement with it. What must still be noted of it, if its viewers
+    /// changed.
+    pub(super) fn change(&mut self, id: RoomId, capacity: u32, change: impl FnOnce(&mut Room)) -> Noted {
+        let Some(room) = self.rooms.get_mut(&id) else { return Noted::default() };
         let before = room.viewers();
         change(room);
         let after = room.viewers();
         let has_space = !room.barred && after < capacity;
         self.total = self.total - u64::from(before) + u64::from(after);
-        if has_space != self.open.contains(&id) {
+        if has_space != room.open {
+            room.open = has_space;
             if has_space {
                 self.open.insert(id);
                 self.open_on.insert((id.shard, id));
@@ -114,7 +140,12 @@ impl Channel {
                 self.open_on.remove(&(id.shard, id));
             }
         }
-        before != after
+        if before == after {
+            return Noted::default();
+        }
+        let news = Noted { room: !room.unwritten, total: !self.moved };
+        (room.unwritten, self.moved) = (true, true);
+        news
     }
 
     /// Removes a room that holds nobody and awaits nobody. True if it did.
@@ -144,11 +175,13 @@ mod tests {
         });
         assert!(!channel.add(ids[1], 2));
         assert_eq!(channel.first_open(None), Some(ids[0]));
-        assert!(channel.change(ids[0], 2, |room| room.reported = 2));
+        assert_eq!(channel.change(ids[0], 2, |room| room.reported = 2), Noted { room: true, total: true });
+        assert_eq!(channel.change(ids[0], 2, |room| room.outstanding = 1), Noted::default(), "noted already");
+        assert_eq!(channel.change(ids[0], 2, |room| room.outstanding = 0), Noted::default());
         assert_eq!(channel.first_open(None), Some(ids[1]));
         assert_eq!(channel.first_open(Some(ShardId(0))), Some(ids[2]));
         assert_eq!(channel.first_open(Some(ShardId(2))), None);
-        assert!(!channel.change(ids[1], 2, |room| room.barred = true));
+        assert_eq!(channel.change(ids[1], 2, |room| room.barred = true), Noted::default());
         assert_eq!(channel.first_open(Some(ShardId(1))), None);
         assert!(channel.remove_if_empty(ids[1]) && !channel.remove_if_empty(ids[0]));
         assert_eq!((channel.total(), channel.next_id(ShardId(1)).n), (2, 4));

@@ -47,6 +47,7 @@ impl Shard {
         if self.draining.is_some() {
             return;
         }
+        self.actions.push_back(super::Action::StopListening);
         let clients: Vec<ClientId> =
             self.clients().filter(|(_, client)| client.phase == Phase::Open).map(|(id, _)| id).collect();
         for &id in &clients {

@@ -160,6 +160,8 @@ pub enum Action {
     ShutdownWrite(ClientId),
     /// Take the socket down; [`Shard::on_closed`] follows.
     End(ClientId),
+    /// Accept nobody any more.
+    StopListening,
 }
 
 /// A question that waits for the orchestrator's answer.
@@ -295,6 +297,11 @@ impl Shard {
         !self.queue.is_empty() || !self.ready.is_empty()
     }
 
+    /// An ephemeral event of this shard found its partition's mailbox full and was dropped.
+    pub fn count_lost_before_fanout(&mut self) {
+        self.stages.lost_before_fanout += 1;
+    }
+
     /// The bus partition of this shard.
     pub fn partition_mut(&mut self) -> &mut Partition {
         &mut self.partition
@@ -388,7 +395,7 @@ impl Shard {
             filter_noes: index.noes,
             lookups: index.lookups,
             false_positives: index.misses,
-            lost_before_fanout: self.partition.lost_before_fanout(),
+            lost_before_fanout: self.stages.lost_before_fanout + self.partition.lost_before_fanout(),
             ..self.stages
         }
     }

@@ -44,9 +44,11 @@ impl<'a> Commit<'a> {
         };
         if let Some(target) = wipes(event) {
             let target = ulid_bytes(target);
+            // The index is named: the planner might walk the whole channel instead, which it thinks as good.
             for sql in [
-                "UPDATE events SET text = NULL, data = NULL WHERE channel_id = ?1 AND id = ?2",
-                "UPDATE events SET text = NULL, data = NULL WHERE channel_id = ?1 AND target = ?2",
+                "UPDATE events INDEXED BY events_by_id SET text = NULL, data = NULL WHERE channel_id = ?1 AND id = ?2",
+                "UPDATE events INDEXED BY events_by_target SET text = NULL, data = NULL \
+                 WHERE channel_id = ?1 AND target = ?2",
             ] {
                 self.transaction.prepare_cached(sql)?.execute(params![channel.channel_id, target])?;
             }

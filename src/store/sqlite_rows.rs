@@ -139,8 +139,11 @@ pub(super) fn page(
 
 /// Reads the event with this id.
 pub(super) fn find(connection: &mut Connection, key: &ChannelKey, id: Ulid) -> rusqlite::Result<Option<StoredEvent>> {
-    const BY_ID: &str =
-        concat!("SELECT ", event_columns!(), " FROM events WHERE channel_id = ?1 AND id = ?2 ORDER BY seq LIMIT 1");
+    const BY_ID: &str = concat!(
+        "SELECT ",
+        event_columns!(),
+        " FROM events INDEXED BY events_by_id WHERE id = ?2 AND channel_id = ?1 ORDER BY seq LIMIT 1"
+    );
     let transaction = connection.transaction()?;
     let Some((channel_id, position)) = channel_row(&transaction, key)? else { return Ok(None) };
     transaction

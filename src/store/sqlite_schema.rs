@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Marks our files in bytes 68–71 of their header: `RnCs`.
 pub(super) const APPLICATION_ID: i32 = 0x526E_4373;
 
-/// What a database of another make begins with if it is SQLite at all.
+/// Any SQLite database begins with this.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
 /// Bytes of a page; SQLite's own default, named because the bound on the file is counted in pages.
@@ -24,8 +24,10 @@ const PAGE_BYTES: u64 = 4_096;
 
 /// Step n leads from schema version n to n + 1. A step that was released is never edited; a new one is added.
 ///
-/// `events` is clustered by channel and seq, so a page of history is one walk over neighbouring rows. Kinds are kept by
-/// name: their numbers move when the registry gets a row.
+/// Rows of `events` lie in the order of their arrival, not by channel: so every batch is appended to the end of the file,
+/// whichever channels it touches, and only the narrow indexes are written in many places. Clustered by channel, a batch
+/// over 200 channels took two to three times as long. Ids begin with their time, so their index grows at its end too.
+/// Kinds are kept by name: their numbers move when the registry gets a row.
 const MIGRATIONS: &[&str] = &["
     CREATE TABLE meta (
         one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -53,10 +55,10 @@ const MIGRATIONS: &[&str] = &["
         target BLOB,
         detail TEXT,
         client_id TEXT,
-        PRIMARY KEY (channel_id, seq)
-    ) STRICT, WITHOUT ROWID;
-    CREATE INDEX events_by_id ON events (channel_id, id);
-    CREATE INDEX events_by_target ON events (channel_id, target) WHERE target IS NOT NULL;
+        UNIQUE (channel_id, seq)
+    ) STRICT;
+    CREATE INDEX events_by_id ON events (id);
+    CREATE INDEX events_by_target ON events (target) WHERE target IS NOT NULL;
     CREATE TABLE idempotency (
         key TEXT PRIMARY KEY,
         id BLOB NOT NULL,
@@ -325,13 +327,8 @@ fn set_up(connection: &Connection, options: &OpenOptions) -> rusqlite::Result<()
     connection.set_prepared_statement_cache_capacity(64);
     connection.pragma_update(None, "trusted_schema", false)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
-    connection.pragma_update_and_check(None, "mmap_size", 0, |_| Ok(())).or_else(none_is_fine)?;
+    connection.pragma_update_and_check(None, "mmap_size", 0, |_| Ok(()))?;
     connection.pragma_update(None, "cache_size", -i64::from(options.cache_kib))
-}
-
-/// A pragma may answer with no row where a build leaves the feature out.
-fn none_is_fine(error: rusqlite::Error) -> rusqlite::Result<()> {
-    if error == rusqlite::Error::QueryReturnedNoRows { Ok(()) } else { Err(error) }
 }
 
 fn check_version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
@@ -374,8 +371,7 @@ fn read_meta(connection: &Connection) -> rusqlite::Result<(u64, u64)> {
     })
 }
 
-/// Gives the database and every channel in it a new epoch: it was put back from an older copy, and what is appended
-/// from now on must not be taken for what was lost.
+/// Gives the database and every channel in it a new epoch: what is appended now must not be taken for what was lost.
 pub(super) fn renew_epochs(opened: &mut Opened, seed: u64) -> rusqlite::Result<()> {
     let generation = opened.generation + 1;
     let base = Epochs::base(seed, generation);

@@ -1,0 +1,106 @@
+//! The admin listener on the orchestrator's core: liveness, readiness, metrics.
+//!
+//! Always true: it has descriptors of its own in reserve, so it answers when the public listeners have none left.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use glommio::timer::Timer;
+use glommio::{TaskQueueHandle, spawn_local_into};
+
+use super::descriptors;
+use super::life::Life;
+use super::web_server::{WebOptions, WholeRequest, serve};
+use crate::metrics;
+use crate::orchestrator::Orchestrator;
+use crate::shard::ApiAnswer;
+use crate::wire::problem::Problem;
+
+/// A used/limit ratio from which on the node says that it is not ready.
+const READY_BELOW_PERCENT: u64 = 95;
+
+/// Accepts until the executor ends.
+pub async fn run(
+    listener: OwnedFd,
+    orchestrator: Rc<RefCell<Orchestrator>>,
+    life: Arc<Life>,
+    web: WebOptions,
+    queue: TaskQueueHandle,
+    reserve: usize,
+) {
+    let listener = descriptors::listener(listener);
+    let mut reserved = reserve_descriptors(reserve);
+    loop {
+        match listener.accept().await {
+            Ok(stream) => {
+                let (orchestrator, life) = (Rc::clone(&orchestrator), Arc::clone(&life));
+                let handler = move |request: WholeRequest| answer(&request, &orchestrator, &life);
+                let connection = serve(stream, Vec::new(), web, handler);
+                if let Ok(task) = spawn_local_into(connection, queue) {
+                    drop(task.detach());
+                }
+                if reserved.len() < reserve {
+                    reserved = reserve_descriptors(reserve);
+                }
+            }
+            // No descriptor is left: one of the reserve makes room for the next connection.
+            Err(_) if reserved.pop().is_some() => {}
+            Err(_) => {
+                Timer::new(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+fn reserve_descriptors(count: usize) -> Vec<File> {
+    (0..count).map_while(|_| File::open("/dev/null").ok()).collect()
+}
+
+fn answer(
+    request: &WholeRequest,
+    orchestrator: &Rc<RefCell<Orchestrator>>,
+    life: &Arc<Life>,
+) -> impl Future<Output = ApiAnswer> + use<> {
+    let get = request.head.method == hyper::Method::GET;
+    let answer = match request.head.uri.path() {
+        "/healthz" if get => text(200, "ok\n".to_owned()),
+        "/readyz" if get => ready(&orchestrator.borrow(), life),
+        "/metrics" if get => {
+            let orchestrator = orchestrator.borrow();
+            text(200, metrics::render::render(orchestrator.reports(), &orchestrator.gauges()))
+        }
+        "/healthz" | "/readyz" | "/metrics" => {
+            Problem::new(405, "method", "use GET").with_header("allow", "GET").into()
+        }
+        path => Problem::new(404, "not_found", format!("nothing is at {path:?}")).into(),
+    };
+    std::future::ready(answer)
+}
+
+fn ready(orchestrator: &Orchestrator, life: &Life) -> ApiAnswer {
+    if !life.is_ready() {
+        return text(503, "not ready: starting or draining\n".to_owned());
+    }
+    let shards = orchestrator.reports().iter().flatten().flat_map(|report| report.gauges.iter());
+    let full = orchestrator
+        .gauges()
+        .iter()
+        .chain(shards)
+        // A buffer pool that a burst fills once says nothing about room for viewers.
+        .filter(|(name, _)| *name != "recv_buffers")
+        .find(|(_, gauge)| gauge.limit > 0 && gauge.used * 100 >= gauge.limit * READY_BELOW_PERCENT)
+        .copied();
+    match full {
+        Some((name, gauge)) => text(503, format!("not ready: {name} is at {} of {}\n", gauge.used, gauge.limit)),
+        None => text(200, "ready\n".to_owned()),
+    }
+}
+
+fn text(status: u16, body: String) -> ApiAnswer {
+    ApiAnswer { status, content_type: "text/plain; version=0.0.4", body: body.into_bytes(), fields: Vec::new() }
+}

@@ -1,0 +1,138 @@
+//! The store's threads: one commits, one reads pages, both pinned to the orchestrator's core.
+//!
+//! Batches and questions flow in over bounded channels, results flow back as [`StoreNews`]. Always true: a commit may
+//! take 50 ms on a busy disk and nobody waits for it but those whose messages it carries.
+
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::{Builder, JoinHandle};
+
+use super::handoff::StoreNews;
+use super::machine::pin_to;
+use crate::base::{ChannelKey, RoomChange};
+use crate::post::mailbox::Sender;
+use crate::store::group::Batch;
+use crate::store::{PageAsk, Pages, Store, StoreError};
+
+/// Work for the committing thread.
+enum Job {
+    Commit(Batch, u64),
+    SaveRooms(Vec<RoomChange>),
+}
+
+/// Work for the reading thread.
+struct Read {
+    read: u64,
+    key: ChannelKey,
+    ask: PageAsk,
+}
+
+/// The doors to both threads.
+#[derive(Debug)]
+pub struct Committer {
+    jobs: Option<SyncSender<Job>>,
+    reads: Option<SyncSender<Read>>,
+    threads: Vec<JoinHandle<()>>,
+    news: Sender<StoreNews>,
+}
+
+impl Committer {
+    /// Starts both threads on `cpu`.
+    ///
+    /// # Errors
+    /// The system has no thread for us.
+    pub fn start<S: Store + Send + 'static, P: Pages + Send + 'static>(
+        store: S,
+        pages: P,
+        cpu: usize,
+        news: Sender<StoreNews>,
+        reads_max: usize,
+    ) -> std::io::Result<Self> {
+        // One batch is under way at a time; the other places are for rooms, which may be skipped.
+        let (jobs, job_receiver) = sync_channel(4);
+        let (reads, read_receiver) = sync_channel(reads_max.max(1));
+        let (commit_news, read_news) = (news.clone(), news.clone());
+        let committer = Builder::new().name("committer".into()).spawn(move || {
+            pin_to(cpu);
+            commit_all(store, &job_receiver, &commit_news);
+        })?;
+        let reader = Builder::new().name("reader".into()).spawn(move || {
+            pin_to(cpu);
+            read_all(pages, &read_receiver, &read_news);
+        })?;
+        Ok(Self { jobs: Some(jobs), reads: Some(reads), threads: vec![committer, reader], news })
+    }
+
+    /// Commits a batch; the result comes as news.
+    pub fn commit(&self, batch: Batch, now_wall_ms: u64) {
+        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(Job::Commit(batch, now_wall_ms)).is_ok());
+        if !sent {
+            // The thread is gone, or took none for so long that its queue is full: nobody may be told "durable".
+            let failed = StoreError::Io("the committing thread does not answer".to_owned());
+            let _ = self.news.push(StoreNews::Committed(Err(failed)));
+        }
+    }
+
+    /// Writes the rooms down, when there is time: a seat never waits for it, and the next change writes it again.
+    pub fn save_rooms(&self, changes: Vec<RoomChange>) {
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.try_send(Job::SaveRooms(changes));
+        }
+    }
+
+    /// Reads a page; it comes as news.
+    pub fn read(&self, read: u64, key: ChannelKey, ask: PageAsk) {
+        let sent = match &self.reads {
+            Some(reads) => reads.try_send(Read { read, key, ask }),
+            None => Err(TrySendError::Disconnected(Read { read, key, ask })),
+        };
+        if sent.is_err() {
+            let _ = self.news.push(StoreNews::Read(read, Err(StoreError::Busy)));
+        }
+    }
+
+    /// Ends both threads after what they have; the database is closed when this returns.
+    pub fn stop(&mut self) {
+        self.jobs = None;
+        self.reads = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &Sender<StoreNews>) {
+    while let Ok(job) = jobs.recv() {
+        match job {
+            Job::Commit(batch, now_wall_ms) => {
+                let result = store.commit(now_wall_ms, batch.events());
+                // The orchestrator takes the events back without a copy if nobody else holds them.
+                drop(batch);
+                // One batch is under way at a time, so its answer always finds room.
+                let _ = news.push(StoreNews::Committed(result));
+                news.ring();
+            }
+            Job::SaveRooms(changes) => {
+                if let Err(error) = store.rooms_save(&changes) {
+                    eprintln!("ringcast: rooms were not written down: {error}");
+                }
+            }
+        }
+    }
+    if let Err(error) = store.close() {
+        eprintln!("ringcast: closing the database: {error}");
+    }
+}
+
+fn read_all<P: Pages>(mut pages: P, reads: &Receiver<Read>, news: &Sender<StoreNews>) {
+    while let Ok(Read { read, key, ask }) = reads.recv() {
+        let mut item = StoreNews::Read(read, pages.page(&key, ask));
+        // The mailbox holds as many answers as there may be questions; if it is full all the same, the reader waits
+        // for the orchestrator, which takes them out without waiting for anybody.
+        while let Err(back) = news.push(item) {
+            item = back;
+            news.ring();
+            std::thread::yield_now();
+        }
+        news.ring();
+    }
+}

@@ -1,0 +1,213 @@
+//! The loop of the orchestrator's core: letters, news of the store and time in; answers, batches and events out; and
+//! the end of the node.
+//!
+//! Always true: the orchestrator is borrowed, called and let go before anything is awaited; and when the node is asked
+//! to end, what was acknowledged is on disk before the process is gone.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use glommio::yield_if_needed;
+
+use super::clock::Clock;
+use super::committer::Committer;
+use super::handoff::{OrchestratorInbox, ShardDoors, StoreNews};
+use super::life::Life;
+use super::machine;
+use super::signal::EndAsked;
+use super::wait::{LocalBell, sleep_until_work};
+use crate::base::{Now, ShardId};
+use crate::orchestrator::{Action, Orchestrator};
+use crate::post::letters::ToShard;
+use crate::wire::sealed::Sealed;
+
+/// Letters that one turn takes.
+const LETTERS_A_TURN: usize = 256;
+/// How long beyond the drain period the last closes may take, in milliseconds.
+const LAST_CLOSES_MS: u64 = 3_000;
+/// How soon a full mailbox is tried again, in milliseconds.
+const RETRY_MS: u64 = 1;
+
+/// What the orchestrator's core is made of.
+pub struct OrchestratorCoreParts {
+    /// Its state machine, shared with the admin listener of the same core.
+    pub orchestrator: Rc<RefCell<Orchestrator>>,
+    /// Its mailboxes.
+    pub inbox: OrchestratorInbox,
+    /// To the shards.
+    pub shards: Vec<ShardDoors>,
+    /// The store's threads.
+    pub committer: Committer,
+    /// The node's clock.
+    pub clock: Clock,
+    /// The node's life.
+    pub life: Arc<Life>,
+    /// Raised by SIGTERM.
+    pub end_asked: Arc<EndAsked>,
+    /// The drain period, in milliseconds.
+    pub drain_ms: u32,
+}
+
+struct Core {
+    parts: OrchestratorCoreParts,
+    bell: LocalBell,
+    /// Answers and events whose mailbox was full. Both have their credits, so this is bounded by them; that it is ever
+    /// used means that a limit was set too low.
+    late: VecDeque<Late>,
+    rung: Vec<bool>,
+    end_by_ms: Option<u64>,
+}
+
+enum Late {
+    Answer(ShardId, ToShard),
+    Event(ShardId, Sealed),
+}
+
+/// Runs the orchestrator's core until the node has ended.
+pub async fn run(parts: OrchestratorCoreParts) {
+    let rung = vec![false; parts.shards.len()];
+    let mut core = Core { parts, bell: LocalBell::default(), late: VecDeque::new(), rung, end_by_ms: None };
+    core.run_loop().await;
+    core.parts.committer.stop();
+}
+
+impl Core {
+    async fn run_loop(&mut self) {
+        let beat = self.parts.shards.len();
+        loop {
+            let now = self.parts.clock.now();
+            self.parts.life.beat(beat, now.mono_ms());
+            let more = self.take_letters(now);
+            self.on_time(now);
+            self.act(now);
+            for (at, rung) in self.rung.iter_mut().enumerate() {
+                if std::mem::take(rung) {
+                    self.parts.shards[at].answers.ring();
+                }
+            }
+            if self.is_over(now) {
+                self.parts.life.stop();
+                for shard in &self.parts.shards {
+                    shard.answers.ring();
+                }
+                return;
+            }
+            if more {
+                yield_if_needed().await;
+            } else {
+                self.sleep(now).await;
+            }
+        }
+    }
+
+    async fn sleep(&self, now: Now) {
+        let late = (!self.late.is_empty()).then(|| now.mono_ms() + RETRY_MS);
+        let end = self.end_by_ms.map(|at| at.min(now.mono_ms() + 20));
+        let alarm = Some(self.parts.orchestrator.borrow().next_alarm_ms());
+        let until_ms = [late, end, alarm].into_iter().flatten().min().unwrap_or(u64::MAX);
+        let timeout = Duration::from_micros((until_ms.saturating_mul(1_000)).saturating_sub(now.mono_us));
+        if timeout.is_zero() {
+            return yield_if_needed().await;
+        }
+        let (inbox, end_asked) = (&self.parts.inbox, &self.parts.end_asked);
+        let ending = self.end_by_ms.is_some();
+        let look = || !inbox.is_empty() || (!ending && end_asked.get());
+        sleep_until_work(&inbox.door, &self.bell, Some(timeout), look).await;
+    }
+
+    fn take_letters(&mut self, now: Now) -> bool {
+        let mut orchestrator = self.parts.orchestrator.borrow_mut();
+        let inbox = &mut self.parts.inbox;
+        for (shard, placed) in inbox.placed.iter_mut().enumerate() {
+            if let Some(placed) = placed.pop() {
+                orchestrator.on_placed(ShardId(shard as u16), placed);
+            }
+        }
+        while let Some(news) = inbox.news.pop() {
+            match news {
+                StoreNews::Committed(result) => orchestrator.on_committed(now, result),
+                StoreNews::Read(read, result) => orchestrator.on_page(now, read, result),
+            }
+        }
+        for report in &mut inbox.reports {
+            if let Some(report) = report.pop() {
+                orchestrator.on_report(now, report);
+            }
+        }
+        let mut taken = 0;
+        while taken < LETTERS_A_TURN
+            && let Some(letter) = inbox.letters.pop()
+        {
+            taken += 1;
+            orchestrator.on_letter(now, letter);
+        }
+        taken == LETTERS_A_TURN
+    }
+
+    fn on_time(&mut self, now: Now) {
+        if self.parts.end_asked.get() && self.end_by_ms.is_none() {
+            eprintln!("ringcast: asked to end; closing within {} ms", self.parts.drain_ms);
+            self.parts.life.set_ready(false);
+            super::machine::notify_stopping();
+            self.parts.orchestrator.borrow_mut().on_drain(self.parts.drain_ms);
+            self.end_by_ms = Some(now.mono_ms() + u64::from(self.parts.drain_ms) + LAST_CLOSES_MS);
+        }
+        let mut orchestrator = self.parts.orchestrator.borrow_mut();
+        if orchestrator.next_alarm_ms() <= now.mono_ms() {
+            orchestrator.on_alarm(now);
+            machine::give_back_memory();
+        }
+    }
+
+    fn is_over(&self, now: Now) -> bool {
+        let Some(end_by_ms) = self.end_by_ms else { return false };
+        let quiet = self.parts.orchestrator.borrow().is_quiet() && self.late.is_empty();
+        (self.parts.life.all_drained() && quiet) || now.mono_ms() >= end_by_ms
+    }
+
+    fn act(&mut self, now: Now) {
+        while let Some(late) = self.late.pop_front() {
+            if let Err(back) = self.push(late) {
+                self.late.push_front(back);
+                break;
+            }
+        }
+        loop {
+            let action = self.parts.orchestrator.borrow_mut().poll_action(now);
+            match action {
+                None => return,
+                Some(Action::Answer { shard, letter }) => self.deliver(Late::Answer(shard, letter)),
+                Some(Action::Publish { partition, sealed }) => self.deliver(Late::Event(partition, sealed)),
+                Some(Action::Commit(batch)) => self.parts.committer.commit(batch, now.wall_ms),
+                Some(Action::Read { read, key, ask }) => self.parts.committer.read(read, key, ask),
+                Some(Action::SaveRooms(changes)) => self.parts.committer.save_rooms(changes),
+            }
+        }
+    }
+
+    fn deliver(&mut self, late: Late) {
+        if !self.late.is_empty() {
+            self.late.push_back(late);
+        } else if let Err(back) = self.push(late) {
+            self.late.push_back(back);
+        }
+    }
+
+    fn push(&mut self, late: Late) -> Result<(), Late> {
+        match late {
+            Late::Answer(shard, letter) => {
+                let at = usize::from(shard.0);
+                self.rung[at] = true;
+                self.parts.shards[at].answers.push(letter).map_err(|letter| Late::Answer(shard, letter))
+            }
+            Late::Event(shard, sealed) => {
+                let at = usize::from(shard.0);
+                self.rung[at] = true;
+                self.parts.shards[at].partition.push(sealed).map_err(|sealed| Late::Event(shard, sealed))
+            }
+        }
+    }
+}

@@ -1,0 +1,546 @@
+//! The loop of a socket core: letters, sockets and time in; sends, letters and endings out.
+//!
+//! Always true: the shard is borrowed, called and let go before anything is awaited; after each call it is polled dry;
+//! and between two submits the mailboxes, the sockets and the timers have their turn.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use glommio::{TaskQueueHandle, spawn_local_into, yield_if_needed};
+
+use super::clock::Clock;
+use super::descriptors;
+use super::door::{Door, Waiting};
+use super::executor::http_queue;
+use super::handoff::{EventDoors, Handoff, OrchestratorDoors, ShardDoors, ShardInbox};
+use super::life::Life;
+use super::requests::Requests;
+use super::ring::{Greeting, RingEvent, SendOutcome, SocketId, SocketRing};
+use super::socket::{self, SocketOptions};
+use super::wait::{LocalBell, sleep_until_work};
+use super::web_server::{WebOptions, WholeRequest, serve};
+use super::{machine, ring};
+use crate::base::{ClientId, Now, ShardId};
+use crate::post::letters::ToOrchestrator;
+use crate::shard::{Action, ApiRequest, Origin, Outcome, SendBatch, SendResult, Shard};
+use crate::wire::http::Head;
+use crate::wire::problem::Problem;
+use crate::wire::topic::partition;
+
+/// Letters of each kind that one turn takes.
+const LETTERS_A_TURN: usize = 256;
+/// Completions that one turn of the ring takes.
+const COMPLETIONS_A_TURN: u32 = 512;
+/// Submits between two looks at everything else.
+const SUBMITS_A_TURN: usize = 4;
+/// How long accepting rests when no descriptor is left, in milliseconds.
+const ACCEPT_REST_MS: u64 = 100;
+/// How soon a full mailbox is tried again, in milliseconds.
+const RETRY_MS: u64 = 1;
+
+/// What a socket core is made of.
+pub struct ShardCoreParts {
+    /// Its state machine.
+    pub shard: Shard,
+    /// Its mailboxes.
+    pub inbox: ShardInbox,
+    /// To all shards, itself among them.
+    pub shards: Vec<ShardDoors>,
+    /// To the orchestrator.
+    pub orchestrator: OrchestratorDoors,
+    /// Its listening socket.
+    pub listener: OwnedFd,
+    /// How its ring is made.
+    pub ring: ring::RingOptions,
+    /// How viewers' sockets behave.
+    pub socket: SocketOptions,
+    /// What HTTP connections may take.
+    pub web: WebOptions,
+    /// Places in an events mailbox that are kept for events with a credit.
+    pub reserve: usize,
+    /// Sockets between accept and seat.
+    pub guests_max: usize,
+    /// How long a head may take, in milliseconds.
+    pub head_ms_max: u32,
+    /// The node's clock.
+    pub clock: Clock,
+    /// The node's life.
+    pub life: Arc<Life>,
+}
+
+struct Core {
+    id: ShardId,
+    shard: Rc<RefCell<Shard>>,
+    inbox: ShardInbox,
+    shards: Vec<ShardDoors>,
+    orchestrator: OrchestratorDoors,
+    listener: Option<OwnedFd>,
+    ring: SocketRing,
+    socket: SocketOptions,
+    web: WebOptions,
+    reserve: usize,
+    door: Door,
+    clock: Clock,
+    life: Arc<Life>,
+    bell: Rc<LocalBell>,
+    requests: Rc<Requests>,
+    http_connections: Rc<Cell<usize>>,
+    http_max: usize,
+    http: TaskQueueHandle,
+    batch: SendBatch,
+    short: Vec<(u32, SendOutcome)>,
+    results: Vec<(u32, SendResult)>,
+    unsent: VecDeque<ToOrchestrator>,
+    rung: Vec<bool>,
+    ring_orchestrator: bool,
+    placed: u64,
+    accept_at_ms: Option<u64>,
+    memory_at_ms: u64,
+}
+
+/// What the ring said in one turn, to be dealt with after it.
+enum Heard {
+    Accepted(OwnedFd),
+    AcceptFailed(i32),
+    NotListening,
+    Greeted(u32, Option<Vec<u8>>),
+}
+
+/// Runs a socket core until the node stops.
+///
+/// # Errors
+/// The ring could not be made.
+pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
+    let eventfd = descriptors::eventfd()?;
+    let ring = SocketRing::new(parts.ring, eventfd.as_raw_fd())?;
+    let bell = Rc::new(LocalBell::default());
+    descriptors::watch(&eventfd, &bell)?;
+    let shards = parts.shards.len();
+    let mut core = Core {
+        id: parts.shard.options().id,
+        shard: Rc::new(RefCell::new(parts.shard)),
+        inbox: parts.inbox,
+        shards: parts.shards,
+        orchestrator: parts.orchestrator,
+        listener: Some(parts.listener),
+        ring,
+        socket: parts.socket,
+        web: parts.web,
+        reserve: parts.reserve,
+        door: Door::new(parts.guests_max, parts.head_ms_max),
+        clock: parts.clock,
+        life: parts.life,
+        bell,
+        requests: Rc::default(),
+        http_connections: Rc::default(),
+        http_max: parts.guests_max,
+        http: http_queue(),
+        batch: SendBatch::default(),
+        short: Vec::new(),
+        results: Vec::new(),
+        unsent: VecDeque::new(),
+        rung: vec![false; shards],
+        ring_orchestrator: false,
+        placed: 0,
+        accept_at_ms: None,
+        memory_at_ms: 0,
+    };
+    if let Some(listener) = &core.listener {
+        core.ring.listen(listener.as_raw_fd(), 0);
+    }
+    let result = core.run_loop().await;
+    // The reader of the eventfd ends when it reads the last time.
+    descriptors::add_one(&eventfd);
+    result
+}
+
+impl Core {
+    async fn run_loop(&mut self) -> std::io::Result<()> {
+        loop {
+            let now = self.clock.now();
+            self.life.beat(usize::from(self.id.0), now.mono_ms());
+            let mut more = self.take_letters(now);
+            more |= self.turn_ring(now)?;
+            self.on_time(now);
+            self.act(now);
+            more |= self.send(now)?;
+            self.act(now);
+            self.ring_doors();
+            if self.life.is_stopping() {
+                return Ok(());
+            }
+            if more {
+                yield_if_needed().await;
+            } else {
+                self.sleep(now).await;
+            }
+        }
+    }
+
+    async fn sleep(&mut self, now: Now) {
+        let alarm_ms = [
+            self.shard.borrow().next_alarm_ms(),
+            self.door.next_alarm_ms(),
+            self.accept_at_ms,
+            (!self.unsent.is_empty() || self.shard.borrow().partition().is_holding()).then(|| now.mono_ms() + RETRY_MS),
+            Some(now.mono_ms() + 1_000),
+        ];
+        let until_ms = alarm_ms.into_iter().flatten().min().unwrap_or(u64::MAX);
+        let timeout = Duration::from_micros((until_ms * 1_000).saturating_sub(now.mono_us));
+        if timeout.is_zero() {
+            return yield_if_needed().await;
+        }
+        let (inbox, ring, life) = (&self.inbox, &mut self.ring, &self.life);
+        // An error here is told again by the next turn of the ring.
+        let look = || !inbox.is_empty() || !ring.prepare_park().unwrap_or(false) || life.is_stopping();
+        sleep_until_work(&inbox.door, &self.bell, Some(timeout), look).await;
+        self.ring.unpark();
+    }
+
+    /// True if more letters may wait.
+    fn take_letters(&mut self, now: Now) -> bool {
+        let mut shard = self.shard.borrow_mut();
+        for ticket in self.requests.take_gone() {
+            shard.on_request_gone(ticket);
+        }
+        let mut taken = 0;
+        while let Some(letter) = pop_some(&mut taken, || self.inbox.answers.pop()) {
+            shard.on_letter(now, letter);
+        }
+        let mut more = taken >= LETTERS_A_TURN;
+        taken = 0;
+        while let Some(handoff) = pop_some(&mut taken, || self.inbox.seats.pop()) {
+            let ticket = shard.on_seat(now, handoff.seat);
+            self.door.wait(ticket, Waiting { fd: handoff.fd, leftover: handoff.leftover });
+        }
+        more |= taken >= LETTERS_A_TURN;
+        let mut doors = EventDoors { doors: &self.shards, reserve: self.reserve, rung: &mut self.rung };
+        shard.partition_mut().retry(&mut doors);
+        taken = 0;
+        while let Some(sealed) = pop_some(&mut taken, || self.inbox.partition.pop()) {
+            shard.partition_mut().publish(&sealed, &mut doors);
+        }
+        more |= taken >= LETTERS_A_TURN;
+        taken = 0;
+        while let Some(sealed) = pop_some(&mut taken, || self.inbox.events.pop()) {
+            shard.on_sealed(now, &sealed);
+        }
+        more |= taken >= LETTERS_A_TURN;
+        let placed = shard.partition().placed();
+        if placed != self.placed {
+            self.placed = placed;
+            self.orchestrator.placed.replace(placed);
+            self.ring_orchestrator = true;
+        }
+        more
+    }
+
+    fn turn_ring(&mut self, now: Now) -> std::io::Result<bool> {
+        let mut heard = Vec::new();
+        let shard = &self.shard;
+        let progress = self.ring.turn(COMPLETIONS_A_TURN, &mut |event| {
+            let mut shard = shard.borrow_mut();
+            match event {
+                RingEvent::Bytes(id, bytes) => shard.on_bytes(now, client(id), bytes),
+                RingEvent::HangUp(id, _) => shard.on_hangup(now, client(id)),
+                RingEvent::Writable(id) => shard.on_writable(now, client(id)),
+                RingEvent::Closed(id) => shard.on_closed(client(id)),
+                RingEvent::Accepted(_, fd) => heard.push(Heard::Accepted(fd)),
+                RingEvent::AcceptFailed(_, errno) => heard.push(Heard::AcceptFailed(errno)),
+                RingEvent::NotListening(_) => heard.push(Heard::NotListening),
+                RingEvent::Greeting(key, Greeting::Bytes(bytes)) => heard.push(Heard::Greeted(key, Some(bytes.into()))),
+                RingEvent::Greeting(key, Greeting::Cancelled) => heard.push(Heard::Greeted(key, Some(Vec::new()))),
+                RingEvent::Greeting(key, Greeting::Eof | Greeting::Failed(_)) => {
+                    heard.push(Heard::Greeted(key, None));
+                }
+            }
+        })?;
+        for heard in heard {
+            match heard {
+                Heard::Accepted(fd) => self.on_accepted(now, fd),
+                // A stale cancellation is no fault of the listener: it goes on at once.
+                Heard::AcceptFailed(libc::ETIMEDOUT | libc::ECONNABORTED | libc::EINTR) => self.ring.accept_again(0),
+                Heard::AcceptFailed(_) => self.accept_at_ms = Some(now.mono_ms() + ACCEPT_REST_MS),
+                Heard::NotListening => self.listener = None,
+                Heard::Greeted(key, None) => self.door.forget(key),
+                Heard::Greeted(key, Some(bytes)) if bytes.is_empty() => self.door.refuse_late(now, key),
+                Heard::Greeted(key, Some(bytes)) => self.on_greeting(now, key, &bytes),
+            }
+        }
+        Ok(progress.more)
+    }
+
+    fn on_accepted(&mut self, now: Now, fd: OwnedFd) {
+        let raw = fd.as_raw_fd();
+        if let Some(key) = self.door.enter(now, fd) {
+            self.ring.greet(key, raw);
+        }
+    }
+
+    fn on_greeting(&mut self, now: Now, key: u32, bytes: &[u8]) {
+        let arrived = match self.door.on_bytes(now, key, bytes) {
+            Ok(Some(arrived)) => arrived,
+            Ok(None) => {
+                if let Some(fd) = self.door.fd(key) {
+                    self.ring.greet(key, fd.as_raw_fd());
+                }
+                return;
+            }
+            // It has its answer.
+            Err(_) => return,
+        };
+        let from = Origin {
+            address: arrived.address.and_then(socket::address_key),
+            loopback: arrived.address.is_some_and(|address| address.is_loopback()),
+        };
+        let seated = match &arrived.head {
+            Head::Upgrade(upgrade) => self.shard.borrow_mut().on_upgrade(now, upgrade, from),
+            Head::Echo { accept } if self.shard.borrow().options().echo => self.shard.borrow_mut().on_echo(now, accept),
+            Head::Echo { .. } => Err(Problem::new(404, "not_found", "this node has no echo endpoint")),
+            Head::Other => {
+                self.serve_http(now, arrived.waiting, from);
+                return;
+            }
+        };
+        let prepared = socket::prepare(&arrived.waiting.fd, &self.socket);
+        match (seated, prepared) {
+            (Ok(ticket), Ok(())) => self.door.wait(ticket, arrived.waiting),
+            // The peer has reset the connection meanwhile.
+            (Ok(ticket), Err(_)) => self.shard.borrow_mut().on_join_gone(ticket),
+            (Err(problem), _) => self.door.refuse(now, arrived.waiting.fd, &problem),
+        }
+    }
+
+    fn serve_http(&mut self, now: Now, waiting: Waiting, from: Origin) {
+        if self.http_connections.get() >= self.http_max {
+            let problem = Problem::new(503, "busy", "too many HTTP connections on this core").retry_after(1);
+            self.door.refuse(now, waiting.fd, &problem);
+            return;
+        }
+        let stream = descriptors::stream(waiting.fd);
+        let count = Rc::clone(&self.http_connections);
+        count.set(count.get() + 1);
+        let (shard, requests, bell, clock) =
+            (Rc::clone(&self.shard), Rc::clone(&self.requests), Rc::clone(&self.bell), self.clock);
+        let handler = move |request: WholeRequest| {
+            let (shard, requests, bell) = (Rc::clone(&shard), Rc::clone(&requests), Rc::clone(&bell));
+            async move {
+                let outcome = shard.borrow_mut().on_request(clock.now(), &api_request(&request, from));
+                // Whatever it wants done, the loop does.
+                bell.ring();
+                match outcome {
+                    Outcome::Done(answer) => answer,
+                    Outcome::Wait(ticket) => requests.promise(ticket).await,
+                }
+            }
+        };
+        let web = self.web;
+        let connection = async move {
+            serve(stream, waiting.leftover, web, handler).await;
+            count.set(count.get() - 1);
+        };
+        match spawn_local_into(connection, self.http) {
+            Ok(task) => drop(task.detach()),
+            Err(error) => eprintln!("ringcast: no task for an HTTP connection: {error}"),
+        }
+    }
+
+    fn on_time(&mut self, now: Now) {
+        for key in self.door.sweep(now) {
+            // The end of the wait is told as a greeting; if it was told before, it is about to be dealt with.
+            self.ring.cancel_greet(key);
+        }
+        if self.accept_at_ms.is_some_and(|at| at <= now.mono_ms()) {
+            self.accept_at_ms = None;
+            self.ring.accept_again(0);
+        }
+        let mut shard = self.shard.borrow_mut();
+        if shard.next_alarm_ms().is_some_and(|at| at <= now.mono_ms()) {
+            shard.on_alarm(now);
+        }
+        if let Some(mut report) = shard.take_report(now) {
+            let ring = self.ring.gauges();
+            report.gauges.extend([
+                ("ring_sockets", ring.sockets),
+                ("rings", ring.rings),
+                ("recv_buffers", ring.recv_buffers),
+                ("door", self.door.gauge()),
+                ("mailbox_answers", self.inbox.answers.gauge()),
+                ("mailbox_seats", self.inbox.seats.gauge()),
+                ("mailbox_events", self.inbox.events.gauge()),
+                ("mailbox_partition", self.inbox.partition.gauge()),
+            ]);
+            self.orchestrator.report.replace(report);
+            self.ring_orchestrator = true;
+        }
+        if now.mono_ms() >= self.memory_at_ms {
+            self.memory_at_ms = now.mono_ms() + 1_000;
+            machine::give_back_memory();
+        }
+        if shard.is_drained() {
+            self.life.set_drained(usize::from(self.id.0));
+            self.ring_orchestrator = true;
+        }
+    }
+
+    /// Does everything that the shard wants done, until it wants nothing more.
+    fn act(&mut self, now: Now) {
+        while let Some(letter) = self.unsent.pop_front() {
+            if let Err(back) = self.orchestrator.letters.push(letter) {
+                self.unsent.push_front(back);
+                break;
+            }
+            self.ring_orchestrator = true;
+        }
+        loop {
+            let action = self.shard.borrow_mut().poll_action();
+            let Some(action) = action else { break };
+            self.do_one(now, action);
+        }
+        self.shard.borrow_mut().set_busy_outside(!self.unsent.is_empty());
+    }
+
+    fn do_one(&mut self, now: Now, action: Action) {
+        match action {
+            Action::Ask(letter) => {
+                self.ring_orchestrator = true;
+                // Behind one that had to wait, the others wait too: their order is part of what they say.
+                if !self.unsent.is_empty() {
+                    self.unsent.push_back(letter);
+                } else if let Err(back) = self.orchestrator.letters.push(letter) {
+                    self.unsent.push_back(back);
+                }
+            }
+            Action::Publish(sealed) => {
+                let topic = sealed.topic();
+                let to = partition(topic.scope, topic.app.as_str(), topic.name.as_str(), self.shards.len() as u16);
+                let at = usize::from(to.0);
+                // Ephemeral: dropped and counted where it does not fit.
+                if self.shards[at].partition.room() <= self.reserve || self.shards[at].partition.push(sealed).is_err() {
+                    self.shard.borrow_mut().count_lost_before_fanout();
+                }
+                self.rung[at] = true;
+            }
+            Action::HandOver { ticket, to, seat } => self.hand_over(now, ticket, to, *seat),
+            Action::Refuse { ticket, problem } => {
+                if let Some(waiting) = self.door.take(ticket) {
+                    self.door.refuse(now, waiting.fd, &problem);
+                }
+            }
+            Action::Install { ticket, client } => self.install(now, ticket, client),
+            Action::Answer { ticket, answer } => self.requests.answer(ticket, answer),
+            Action::WantWritable(id) => self.ring.want_writable(socket_id(id)),
+            Action::ShutdownWrite(id) => self.ring.shutdown_write(socket_id(id)),
+            Action::End(id) => self.ring.end(socket_id(id)),
+            Action::PauseReads(id) => self.ring.pause_reads(socket_id(id)),
+            Action::ResumeReads(id) => self.ring.resume_reads(socket_id(id)),
+            Action::StopListening => self.ring.stop_listening(),
+        }
+    }
+
+    fn hand_over(&mut self, now: Now, ticket: u64, to: ShardId, seat: crate::post::letters::Seat) {
+        let Some(Waiting { fd, leftover }) = self.door.take(ticket) else { return };
+        let at = usize::from(to.0);
+        match self.shards[at].seats.push(Handoff { seat, fd, leftover }) {
+            Ok(()) => self.rung[at] = true,
+            Err(back) => {
+                self.shard.borrow_mut().on_hand_over_failed(&back.seat);
+                let problem = Problem::new(503, "busy", "the core that holds the room is busy").retry_after(1);
+                self.door.refuse(now, back.fd, &problem);
+            }
+        }
+    }
+
+    fn install(&mut self, now: Now, ticket: u64, client: ClientId) {
+        let installed = match self.door.take(ticket) {
+            Some(waiting) => self.ring.install(socket_id(client), waiting.fd).map(|()| waiting.leftover),
+            None => Err(std::io::ErrorKind::NotFound.into()),
+        };
+        match installed {
+            Ok(leftover) if leftover.is_empty() => {}
+            Ok(leftover) => self.shard.borrow_mut().on_bytes(now, client, &leftover),
+            Err(error) => {
+                eprintln!("ringcast: a socket could not be taken into the ring: {error}");
+                let mut shard = self.shard.borrow_mut();
+                shard.on_hangup(now, client);
+                // Nothing is in flight on a socket that never entered; its `End` finds no owner.
+                shard.on_closed(client);
+            }
+        }
+    }
+
+    /// Submits what is to be written; true if more waits.
+    fn send(&mut self, now: Now) -> std::io::Result<bool> {
+        for _ in 0..SUBMITS_A_TURN {
+            let more = self.shard.borrow_mut().poll_fanout(now, &mut self.batch);
+            if self.batch.is_empty() {
+                return Ok(more);
+            }
+            self.short.clear();
+            {
+                let shard = self.shard.borrow();
+                let batch = &self.batch;
+                let sends = batch.sends().iter().map(|send| (socket_id(send.client), shard.bytes_of(batch, send)));
+                self.ring.send_all(sends, &mut self.short)?;
+            }
+            self.results.clear();
+            self.results.extend(self.short.iter().map(|(at, outcome)| {
+                let result = match outcome {
+                    SendOutcome::Short(bytes) => SendResult::Short(*bytes as usize),
+                    SendOutcome::Gone(_) => SendResult::Gone,
+                };
+                (*at, result)
+            }));
+            self.shard.borrow_mut().on_sent(now, &mut self.batch, &mut self.results);
+            if !more {
+                break;
+            }
+        }
+        Ok(self.shard.borrow().has_fanout())
+    }
+
+    fn ring_doors(&mut self) {
+        for (at, rung) in self.rung.iter_mut().enumerate() {
+            if std::mem::take(rung) {
+                self.shards[at].events.ring();
+            }
+        }
+        if std::mem::take(&mut self.ring_orchestrator) {
+            self.orchestrator.letters.ring();
+        }
+    }
+}
+
+fn pop_some<T>(taken: &mut usize, pop: impl FnOnce() -> Option<T>) -> Option<T> {
+    if *taken >= LETTERS_A_TURN {
+        return None;
+    }
+    let letter = pop();
+    *taken += usize::from(letter.is_some());
+    letter
+}
+
+fn socket_id(id: ClientId) -> SocketId {
+    SocketId { slot: id.slot, generation: id.generation }
+}
+
+fn client(id: SocketId) -> ClientId {
+    ClientId { slot: id.slot, generation: id.generation }
+}
+
+fn api_request(request: &WholeRequest, from: Origin) -> ApiRequest<'_> {
+    ApiRequest {
+        method: request.head.method.as_str(),
+        path: request.head.uri.path(),
+        query: request.head.uri.query().unwrap_or_default(),
+        authorization: request.field("authorization"),
+        idempotency_key: request.field("idempotency-key"),
+        origin: request.field("origin"),
+        body: &request.body,
+        from,
+    }
+}

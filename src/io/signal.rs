@@ -1,0 +1,39 @@
+//! SIGTERM and SIGINT, as a flag and a ring at the orchestrator's door.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Builder;
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::post::mailbox::Doorbell;
+
+/// Somebody asked the node to end.
+#[derive(Debug, Default)]
+pub struct EndAsked(AtomicBool);
+
+impl EndAsked {
+    /// It was asked.
+    #[must_use]
+    pub fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Listens for the signals on a thread of its own.
+///
+/// # Errors
+/// Whatever the kernel says.
+pub fn listen(door: Arc<Doorbell>) -> std::io::Result<Arc<EndAsked>> {
+    let asked = Arc::new(EndAsked::default());
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let flag = Arc::clone(&asked);
+    Builder::new().name("signals".into()).spawn(move || {
+        for _ in signals.forever() {
+            flag.0.store(true, Ordering::Release);
+            door.ring();
+        }
+    })?;
+    Ok(asked)
+}

@@ -1,0 +1,152 @@
+//! Listeners and the options of a viewer's socket.
+//!
+//! Addresses flow in, descriptors flow out. Always true: options are set before the socket goes to a ring, for there it
+//! has no descriptor any more.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+
+use crate::post::letters::AddressKey;
+
+/// How a viewer's socket behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketOptions {
+    /// `SO_SNDBUF`: what the kernel keeps for a viewer that is slow; the kernel doubles it for its own needs.
+    pub sndbuf_bytes: u32,
+    /// `TCP_NOTSENT_LOWAT`: lag beyond this stays in our queue, where it can be merged and evicted.
+    pub notsent_lowat_bytes: u32,
+    /// `TCP_USER_TIMEOUT`: a peer that acknowledges nothing for so long is gone.
+    pub user_timeout_ms: u32,
+}
+
+/// Holds a port for one node: a name in the abstract socket space, which the kernel gives back however the process ends.
+#[derive(Debug)]
+pub struct PortLock {
+    _lock: Socket,
+}
+
+/// Takes the port for this node. Listeners share their port among the cores (`SO_REUSEPORT`), which a second node could
+/// join unnoticed and steal half of all connections.
+///
+/// # Errors
+/// The port is in use, by another node or by another program.
+pub fn lock_port(address: SocketAddr) -> io::Result<PortLock> {
+    let lock = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    let name = format!("\0ringcast/{address}");
+    lock.bind(&SockAddr::unix(name)?)?;
+    // Another program has no such lock: a bind without SO_REUSEPORT finds it.
+    let probe = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    probe.set_reuse_address(true)?;
+    probe.bind(&address.into())?;
+    Ok(PortLock { _lock: lock })
+}
+
+/// A listening socket, non-blocking and close-on-exec; with `shared`, one of several on its port.
+///
+/// # Errors
+/// Whatever the kernel says.
+pub fn listen(address: SocketAddr, backlog: u32, shared: bool) -> io::Result<OwnedFd> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(shared)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(socket.into())
+}
+
+/// Sets what a viewer's socket needs.
+///
+/// # Errors
+/// Whatever the kernel says; the connection is then useless.
+pub fn prepare(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
+    let socket = SockRef::from(fd);
+    socket.set_tcp_nodelay(true)?;
+    socket.set_send_buffer_size(options.sndbuf_bytes as usize)?;
+    socket.set_tcp_notsent_lowat(options.notsent_lowat_bytes)?;
+    socket.set_tcp_user_timeout(Some(Duration::from_millis(u64::from(options.user_timeout_ms))))?;
+    Ok(())
+}
+
+/// Who is at the other end.
+#[must_use]
+pub fn peer(fd: &OwnedFd) -> Option<IpAddr> {
+    let address = SockRef::from(fd).peer_addr().ok()?.as_socket()?.ip();
+    // A v4 client of a v6 listener is a v4 client.
+    Some(address.to_canonical())
+}
+
+/// The key that an address counts under; loopback counts nowhere.
+#[must_use]
+pub fn address_key(address: IpAddr) -> Option<AddressKey> {
+    if address.is_loopback() {
+        return None;
+    }
+    Some(match address {
+        IpAddr::V4(v4) => AddressKey::V4(v4.to_bits()),
+        IpAddr::V6(v6) => AddressKey::V6((v6.to_bits() >> 64) as u64),
+    })
+}
+
+/// Sends what fits and no more: the last words to a socket that is closed next.
+pub fn send_last(fd: &OwnedFd, bytes: &[u8]) {
+    let socket = SockRef::from(fd);
+    // A peer that does not take a few hundred bytes at once does not get them.
+    let _ = socket.send_with_flags(bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    let _ = socket.shutdown(std::net::Shutdown::Write);
+}
+
+/// Throws away what has come on a socket that is about to be closed: unread bytes would turn the close into a reset,
+/// and the peer might lose the last words. True at the peer's end.
+pub fn discard(fd: &OwnedFd) -> bool {
+    let mut scratch = [0_u8; 4_096];
+    for _ in 0..16 {
+        match receive(fd, &mut scratch) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+        }
+    }
+    false
+}
+
+fn receive(fd: &OwnedFd, scratch: &mut [u8]) -> io::Result<usize> {
+    use std::io::Read;
+    let socket = SockRef::from(fd);
+    (&*socket).read(scratch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_count_whole_or_by_64_bits_and_loopback_not_at_all() {
+        let key = |text: &str| address_key(text.parse::<IpAddr>().unwrap());
+        assert_eq!(key("127.3.2.1"), None);
+        assert_eq!(key("::1"), None);
+        assert_eq!(key("10.0.0.1"), Some(AddressKey::V4(0x0A00_0001)));
+        assert_eq!(key("2001:db8::1"), key("2001:db8::2"));
+        assert_ne!(key("2001:db8::1"), key("2001:db8:0:1::1"));
+    }
+
+    #[test]
+    fn a_port_has_one_node() {
+        let listener = listen("127.0.0.1:0".parse().unwrap(), 16, true).unwrap();
+        let address = SockRef::from(&listener).local_addr().unwrap().as_socket().unwrap();
+        // Somebody listens there without our lock.
+        assert_eq!(lock_port(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        let lock = lock_port(address).unwrap();
+        assert_eq!(lock_port(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let (_a, _b) = (listen(address, 16, true).unwrap(), listen(address, 16, true).unwrap());
+        drop(lock);
+    }
+}

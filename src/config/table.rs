@@ -112,17 +112,15 @@ impl<'s> Sheet<'s> {
     /// Reads the table `[name]`; an absent one is read as an empty one.
     pub(super) fn table(&mut self, name: &'static str, read: impl FnOnce(&mut Table<'_, 's>)) {
         self.known.push(name);
-        let entries = match self.root.get(name) {
-            None => None,
-            Some(value) => match value.get_ref() {
-                DeValue::Table(entries) => Some((entries, value.span())),
-                _ => {
-                    let what = format!("{name} = {}", self.source.written(&value.span()));
-                    let error = ConfigError::new(self.source.place(&value.span()), what, format!("write [{name}]"));
-                    return self.notes.fault(error);
-                }
-            },
-        };
+        let mut entries = None;
+        if let Some(value) = self.root.get(name) {
+            let DeValue::Table(table) = value.get_ref() else {
+                let what = format!("{name} = {}", self.source.written(&value.span()));
+                let error = ConfigError::new(self.source.place(&value.span()), what, format!("write [{name}]"));
+                return self.notes.fault(error);
+            };
+            entries = Some((table, value.span()));
+        }
         read_table(self.source, name, entries, &mut self.notes, read);
     }
 
@@ -170,7 +168,7 @@ fn read_tables<'s>(
         ConfigError::new(source.place(&span), what, format!("write [[{name}]], once for each"))
     };
     let DeValue::Array(items) = value.get_ref() else { return notes.fault(refuse(value.span())) };
-    for item in items.iter() {
+    for item in items {
         match item.get_ref() {
             DeValue::Table(entries) => {
                 read_table(source, name, Some((entries, item.span())), notes, &mut read);

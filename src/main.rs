@@ -43,6 +43,8 @@ enum Command {
     Token(TokenArgs),
     /// Put a measured load on a node of this machine and audit every delivery
     Load(ringcast::load::LoadArgs),
+    /// Watch one channel and print its events, a line each
+    Watch(ringcast::load::WatchArgs),
     /// Check a configuration file and start nothing
     ///
     /// Prints the first fault with its line, its key, its value and what is allowed, and exits with 1.
@@ -109,6 +111,7 @@ struct TokenArgs {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Load(args) => return ringcast::load::run(args),
+        Command::Watch(args) => return ringcast::load::run_watch(&args),
         Command::Serve(args) => serve(args),
         Command::Token(args) => token(&args),
         Command::CheckConfig { file } => match Config::load(Some(&file), &Overrides::default()) {

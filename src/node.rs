@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::admission::Apps;
 use crate::base::{Now, ShardId};
 use crate::config::{Config, Cores};
+use crate::doctor::{self, Machine, Severity};
 use crate::io::clock::Clock;
 use crate::io::committer::Committer;
 use crate::io::handoff::{MailboxSizes, PostOffice};
@@ -66,8 +67,9 @@ fn refuse(message: impl Into<String>) -> NodeError {
 /// It could not start, or a core failed.
 pub fn serve(mut config: Config) -> Result<(), NodeError> {
     let nofile = machine::raise_nofile();
-    let features = ring::check_kernel().map_err(|lack| refuse(lack.to_string()))?;
     let cpus = machine::cpus();
+    examine(&config, &cpus)?;
+    let features = ring::check_kernel().map_err(|lack| refuse(lack.to_string()))?;
     let cores = Cores::place(config.shards, config.orchestrator_core, &cpus).map_err(|e| refuse(e.to_string()))?;
     let shards = cores.shards.len() as u16;
     config.settle(shards);
@@ -203,6 +205,28 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         return Err(refuse("a core of the node failed; what was acknowledged is on disk"));
     }
     eprintln!("ringcast: ended");
+    Ok(())
+}
+
+/// Asks the doctor: what must be said is said, and what cannot work is refused before anything is made.
+fn examine(config: &Config, cpus: &[usize]) -> Result<(), NodeError> {
+    let (nofile_soft, nofile_hard) = machine::nofile();
+    let machine = Machine {
+        nofile_soft,
+        nofile_hard,
+        memlock_bytes: machine::memlock_bytes(),
+        kernel: machine::kernel(),
+        io_uring_disabled: machine::read_number("/proc/sys/kernel/io_uring_disabled").map(|n| n as u8),
+        cpus: cpus.to_vec(),
+        somaxconn: machine::read_number("/proc/sys/net/core/somaxconn").unwrap_or(u64::MAX),
+    };
+    for finding in doctor::examine(&machine, config) {
+        match finding.severity {
+            Severity::Refuse => return Err(refuse(finding.text)),
+            Severity::Warn => eprintln!("ringcast: {}", finding.text),
+            Severity::Note => {}
+        }
+    }
     Ok(())
 }
 

@@ -70,6 +70,20 @@ pub fn give_back_memory() {
     }
 }
 
+/// The kernel's version, as far as its first two numbers; zeros if it does not say.
+#[must_use]
+pub fn kernel() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// The number in a file of the kernel's, if it is there.
+#[must_use]
+pub fn read_number(path: &str) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
 /// Tells the service manager that everything listens. Without one, nothing is told.
 pub fn notify_ready() {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);

@@ -7,10 +7,12 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::admission::Apps;
 use crate::base::{Now, ShardId};
@@ -23,7 +25,7 @@ use crate::io::life::Life;
 use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
 use crate::io::ring::{self, KernelFeatures, RingOptions};
 use crate::io::shard_core::{self, ShardCoreParts};
-use crate::io::socket::{self, SocketOptions};
+use crate::io::socket::{self, PortLock, SocketOptions};
 use crate::io::web_server::WebOptions;
 use crate::io::{admin, executor, machine, signal};
 use crate::orchestrator::{Orchestrator, OrchestratorOptions};
@@ -82,8 +84,8 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         };
         refuse(format!("{address} {why}"))
     };
-    let _public_lock = socket::lock_port(config.listen).map_err(|error| port(config.listen, error))?;
-    let _admin_lock = socket::lock_port(config.admin).map_err(|error| port(config.admin, error))?;
+    let _public_lock = lock_port(config.listen).map_err(|error| port(config.listen, error))?;
+    let _admin_lock = lock_port(config.admin).map_err(|error| port(config.admin, error))?;
     make_data_dir(&config.data_dir)?;
     let store_options = OpenOptions { fresh_epoch_seed: random(), ..config.store.clone() };
     let database = config.data_dir.join(DATABASE);
@@ -132,7 +134,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             let queue = executor::http_queue();
             let listening =
                 admin::run(admin_listener, Rc::clone(&orchestrator), Arc::clone(&life), web, queue, reserve);
-            glommio::spawn_local(listening).detach();
+            executor::spawn(listening);
             let parts = OrchestratorCoreParts {
                 orchestrator,
                 inbox,
@@ -262,6 +264,20 @@ fn guests_max(nofile: u64, shards: u16, admin_reserve: u32) -> usize {
     let others = 64 + 16 * u64::from(shards) + u64::from(admin_reserve);
     // A guest may become an HTTP connection: each counts once in the door and once there.
     (nofile.saturating_sub(others) / u64::from(shards) / 2).clamp(16, 65_536) as usize
+}
+
+/// Takes a port. The kernel may keep the listener of a node that has just ended for a moment, until it has taken down
+/// that node's rings: so a port in use is tried again for a second before it is believed.
+fn lock_port(address: SocketAddr) -> std::io::Result<PortLock> {
+    for _ in 0..20 {
+        match socket::lock_port(address) {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                std::thread::park_timeout(Duration::from_millis(50));
+            }
+            other => return other,
+        }
+    }
+    socket::lock_port(address)
 }
 
 fn make_data_dir(dir: &Path) -> Result<(), NodeError> {

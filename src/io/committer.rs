@@ -21,7 +21,7 @@ enum Job {
 
 /// Work for the reading thread.
 struct Read {
-    read: u64,
+    number: u64,
     key: ChannelKey,
     ask: PageAsk,
 }
@@ -82,8 +82,8 @@ impl Committer {
     /// Reads a page; it comes as news.
     pub fn read(&self, read: u64, key: ChannelKey, ask: PageAsk) {
         let sent = match &self.reads {
-            Some(reads) => reads.try_send(Read { read, key, ask }),
-            None => Err(TrySendError::Disconnected(Read { read, key, ask })),
+            Some(reads) => reads.try_send(Read { number: read, key, ask }),
+            None => Err(TrySendError::Disconnected(Read { number: read, key, ask })),
         };
         if sent.is_err() {
             let _ = self.news.push(StoreNews::Read(read, Err(StoreError::Busy)));
@@ -124,8 +124,8 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &Sender<StoreN
 }
 
 fn read_all<P: Pages>(mut pages: P, reads: &Receiver<Read>, news: &Sender<StoreNews>) {
-    while let Ok(Read { read, key, ask }) = reads.recv() {
-        let mut item = StoreNews::Read(read, pages.page(&key, ask));
+    while let Ok(Read { number, key, ask }) = reads.recv() {
+        let mut item = StoreNews::Read(number, pages.page(&key, ask));
         // The mailbox holds as many answers as there may be questions; if it is full all the same, the reader waits
         // for the orchestrator, which takes them out without waiting for anybody.
         while let Err(back) = news.push(item) {

@@ -33,6 +33,11 @@ where
         .map_err(|error| error.to_string())
 }
 
+/// Runs `task` on this core, beside everything else, until it ends or the core does.
+pub fn spawn(task: impl Future<Output = ()> + 'static) {
+    drop(glommio::spawn_local(task).detach());
+}
+
 /// The queue of the loop that serves mailboxes and sockets.
 #[must_use]
 pub fn loop_queue() -> TaskQueueHandle {

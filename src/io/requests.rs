@@ -60,12 +60,11 @@ impl Future for Promise {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ApiAnswer> {
         let mut waiting = self.requests.waiting.borrow_mut();
         let state = waiting.entry(self.ticket).or_default();
-        match state.answer.take() {
-            Some(answer) => Poll::Ready(answer),
-            None => {
-                state.waker = Some(cx.waker().clone());
-                Poll::Pending
-            }
+        if let Some(answer) = state.answer.take() {
+            Poll::Ready(answer)
+        } else {
+            state.waker = Some(cx.waker().clone());
+            Poll::Pending
         }
     }
 }

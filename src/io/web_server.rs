@@ -79,7 +79,7 @@ where
             }
         })
     };
-    let io = Stream { prefix, at: 0, stream };
+    let io = Stream { prefix, at: 0, socket: stream };
     let connection =
         http1::Builder::new().header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX).serve_connection(io, service);
     // The library's own timers want `Send`; a watch beside the connection does not.
@@ -102,7 +102,9 @@ where
 
 async fn read_whole(request: Request<Incoming>, options: WebOptions) -> Result<WholeRequest, Problem> {
     let (head, body) = request.into_parts();
-    let read = async { Limited::new(body, options.body_bytes_max).collect().await.map(|body| body.to_bytes()).ok() };
+    let read = async {
+        Limited::new(body, options.body_bytes_max).collect().await.map(http_body_util::Collected::to_bytes).ok()
+    };
     let too_slow = async {
         Timer::new(Duration::from_millis(u64::from(options.request_ms_max))).await;
         None
@@ -144,7 +146,7 @@ fn respond(answer: ApiAnswer) -> Response<Full<Bytes>> {
 struct Stream {
     prefix: Vec<u8>,
     at: usize,
-    stream: TcpStream,
+    socket: TcpStream,
 }
 
 impl Read for Stream {
@@ -165,7 +167,7 @@ impl Read for Stream {
         }
         let mut scratch = [0_u8; 4_096];
         let most = scratch.len().min(buffer.remaining());
-        match Pin::new(&mut self.stream).poll_read(cx, &mut scratch[..most]) {
+        match Pin::new(&mut self.socket).poll_read(cx, &mut scratch[..most]) {
             Poll::Ready(Ok(bytes)) => {
                 buffer.put_slice(&scratch[..bytes]);
                 Poll::Ready(Ok(()))
@@ -178,14 +180,14 @@ impl Read for Stream {
 
 impl Write for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        Pin::new(&mut self.socket).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_close(cx)
+        Pin::new(&mut self.socket).poll_close(cx)
     }
 }

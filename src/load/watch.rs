@@ -33,7 +33,7 @@ pub struct WatchArgs {
 
 /// Watches until the node closes the connection.
 #[must_use]
-pub fn run(args: &WatchArgs) -> ExitCode {
+pub(super) fn run(args: &WatchArgs) -> ExitCode {
     match watch(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -124,12 +124,12 @@ impl Shard {
 
     pub(super) fn on_page_answer(&mut self, now: Now, ticket: u64, answer: Result<Page, Problem>) {
         match self.pending.remove(&ticket) {
-            Some(Pending::Head(no, hash) | Pending::Refetch(no, hash)) => {
-                if self.index.topic(no).is_some_and(|topic| topic.hash == hash) {
-                    match answer {
-                        Ok(page) => self.on_head(now, no, page),
-                        Err(_) => self.retry_heads.push(no),
-                    }
+            Some(Pending::Head(no, hash) | Pending::Refetch(no, hash))
+                if self.index.topic(no).is_some_and(|topic| topic.hash == hash) =>
+            {
+                match answer {
+                    Ok(page) => self.on_head(now, no, page),
+                    Err(_) => self.retry_heads.push(no),
                 }
             }
             Some(Pending::Resume { client, topic }) => self.on_resume_page(now, client, topic, answer),

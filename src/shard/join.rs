@@ -216,15 +216,12 @@ impl Shard {
         let dialect = spec.names_dialect.then_some(spec.dialect);
         self.say_first(id, &[switching_protocols(&spec.accept, dialect)]);
         self.watch_user(id, &spec.app_name);
-        match (spec.channel, given) {
-            (Some(topic), Some(given)) => {
-                let owed = Owed { id: None, first: true, since: spec.since, viewers: given.viewers };
-                self.subscribe(now, id, &topic, given.room.n, spec.filter, owed);
-            }
-            _ => {
-                let conn = self.client(id).map_or(0, |client| client.conn);
-                self.say_first(id, &[reply::ready_without_channel(&show_conn(conn), self.options.ping_after_s)]);
-            }
+        if let (Some(topic), Some(given)) = (spec.channel, given) {
+            let owed = Owed { id: None, first: true, since: spec.since, viewers: given.viewers };
+            self.subscribe(now, id, &topic, given.room.n, spec.filter, owed);
+        } else {
+            let conn = self.client(id).map_or(0, |client| client.conn);
+            self.say_first(id, &[reply::ready_without_channel(&show_conn(conn), self.options.ping_after_s)]);
         }
     }
 
@@ -284,12 +281,9 @@ impl Shard {
     pub(super) fn subscribe(&mut self, now: Now, id: ClientId, topic: &Topic, room: u32, filter: KindSet, owed: Owed) {
         let known = self.index.find(Scope::Channel, topic.hash, topic.app.as_str(), topic.name.as_str());
         let first_tick = known.and_then(|no| self.channel_mut(no)).map_or(1, |channel| channel.tick);
-        let subscribed = match self.index.subscribe(topic, room, id.slot, first_tick) {
-            Ok(subscribed) => subscribed,
-            Err(_) => {
-                self.close(now, id, Closing::Overloaded("this core watches as many channels as it may"));
-                return;
-            }
+        let Ok(subscribed) = self.index.subscribe(topic, room, id.slot, first_tick) else {
+            self.close(now, id, Closing::Overloaded("this core watches as many channels as it may"));
+            return;
         };
         let no = subscribed.topic;
         if subscribed.new_topic {

@@ -126,10 +126,7 @@ impl Shard {
             return Err(problem.retry_after(retry_after_s));
         }
         let parts: Vec<&str> = request.path.split('/').collect();
-        let (app_part, rest) = match parts[..] {
-            ["", "v1", app, ref rest @ ..] => (app, rest),
-            _ => return Err(not_found(request.path)),
-        };
+        let ["", "v1", app_part, ref rest @ ..] = parts[..] else { return Err(not_found(request.path)) };
         let name = path_name(app_part, "app")?;
         let (app, options) = self.apps.find(name.as_str())?;
         let options = options.clone();
@@ -211,7 +208,7 @@ impl Shard {
             Speaker::User(identity) if !identity.write => return Err(no_right(topic.name.as_str())),
             Speaker::User(identity) => (identity.user.as_str().to_owned(), identity.name.clone(), false),
             Speaker::Server => {
-                let user = body.user.as_deref().map(|user| named_user(user)).transpose()?.unwrap_or_default();
+                let user = body.user.as_deref().map(named_user).transpose()?.unwrap_or_default();
                 let name = body.name.as_deref().unwrap_or_default();
                 if name.len() > validate::USER_NAME_BYTES_MAX {
                     let detail = format!("name has at most {} bytes", validate::USER_NAME_BYTES_MAX);

@@ -249,7 +249,6 @@ impl Shard {
     }
 
     /// For tests: what the shard holds of each client.
-    #[must_use]
     pub fn clients(&self) -> impl Iterator<Item = (ClientId, &Client)> {
         self.places.iter().enumerate().filter_map(|(slot, place)| {
             let id = ClientId { slot: slot as u32, generation: place.generation };

@@ -116,10 +116,7 @@ pub fn parse_head(head: &[u8]) -> Result<Head, Problem> {
     }
     let target = request.path.unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let route = match route(path)? {
-        None => return Ok(Head::Other),
-        Some(route) => route,
-    };
+    let Some(route) = route(path)? else { return Ok(Head::Other) };
     let accept = check_handshake(&request)?;
     let (app, channel) = match route {
         Route::Echo => return Ok(Head::Echo { accept }),
@@ -426,7 +423,7 @@ mod tests {
 
     #[test]
     fn case_b3_two_thousand_fields_are_431() {
-        let many: String = (0..2_000).map(|i| format!("x{i}: 1\r\n")).collect();
+        let many = "x: 1\r\n".repeat(2_000);
         assert_eq!(upgrade(&format!("{many}{GOOD}")).unwrap_err().status, 431);
     }
 

@@ -1,5 +1,7 @@
 //! RFC 9457 problem documents: every refusal over HTTP is one, with a stable `code`.
 
+use std::fmt::Write;
+
 use super::sealed::{put_number, put_string};
 
 /// A refusal.
@@ -69,10 +71,10 @@ impl Problem {
             body.len()
         );
         if let Some(seconds) = self.retry_after_s {
-            head.push_str(&format!("retry-after: {seconds}\r\n"));
+            let _ = write!(head, "retry-after: {seconds}\r\n");
         }
         if let Some((name, value)) = &self.header {
-            head.push_str(&format!("{name}: {value}\r\n"));
+            let _ = write!(head, "{name}: {value}\r\n");
         }
         head.push_str("\r\n");
         let mut out = head.into_bytes();

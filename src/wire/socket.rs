@@ -1,6 +1,6 @@
 //! What a WebSocket client sends: bytes flow in, whole messages, answers to pings and a verdict flow out.
 //!
-//! Two readers stand behind each other. [`Boundary`] reads only frame headers, refuses what RFC 6455 forbids before a
+//! Two readers stand behind each other. A boundary walker reads only frame headers, refuses what RFC 6455 forbids before a
 //! payload byte is stored, and knows when nothing is unfinished. The library's context unmasks, joins fragments,
 //! checks text and answers pings and closes; it weighs kilobytes, so a client borrows one from the shard's pool only
 //! while a message is unfinished. Always true: an idle client owns no context, and after an error or a close no
@@ -55,6 +55,7 @@ pub enum Fed {
 /// The contexts of one shard.
 #[derive(Debug)]
 pub struct ContextPool {
+    #[allow(clippy::vec_box, reason = "a context goes to its client and back by pointer, it is not copied")]
     free: Vec<Box<WebSocketContext>>,
     lent: u32,
     limits: SocketLimits,
@@ -285,10 +286,9 @@ impl Boundary {
         match opcode {
             0x8..=0xA if !fin => Err(Closing::Protocol("a control frame is fragmented")),
             0x8..=0xA if length > 125 => Err(Closing::Protocol("a control frame is longer than 125 bytes")),
-            0x8..=0xA => Ok(()),
             0x0 if !self.in_fragments => Err(Closing::Protocol("a continuation without a beginning")),
             0x1 | 0x2 if self.in_fragments => Err(Closing::Protocol("a new message inside a fragmented one")),
-            0x0..=0x2 => Ok(()),
+            0x0..=0x2 | 0x8..=0xA => Ok(()),
             _ => Err(Closing::Protocol("a reserved opcode")),
         }
     }
@@ -362,11 +362,11 @@ mod tests {
         match payload.len() {
             n @ 0..=125 => out.push(0x80 | n as u8),
             n @ 126..=65_535 => {
-                out.push(0x80 | 126);
+                out.push(0xFE);
                 out.extend_from_slice(&(n as u16).to_be_bytes());
             }
             n => {
-                out.push(0x80 | 127);
+                out.push(0xFF);
                 out.extend_from_slice(&(n as u64).to_be_bytes());
             }
         }

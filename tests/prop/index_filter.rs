@@ -17,7 +17,7 @@ fn topics(random: &mut Rng, names: usize, hash_bits: u32) -> Vec<Topic> {
         .map(|i| {
             let topic = hasher.topic(SCOPES[i % 3], &app, &Name::new(&format!("t{}", i / 3)).unwrap());
             // Drawn apart again, so that the filter is not saturated and would notice a wrong account of them.
-            Topic { hash: Rng(topic.hash & mask).next(), ..topic }
+            Topic { hash: Rng(topic.hash & mask).next_u64(), ..topic }
         })
         .collect()
 }

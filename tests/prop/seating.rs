@@ -2,8 +2,9 @@
 //! anew from the last reports and a list of all seats.
 
 use crate::rng::Rng;
+use ringcast::base::Given;
 use ringcast::base::{ChannelKey, Name, Now, RoomCount, RoomId, RoomReport, ShardId};
-use ringcast::seating::{Ask, Given, SeatError, Seating, SeatingOptions};
+use ringcast::seating::{Ask, SeatError, Seating, SeatingOptions};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 fn channel(n: u64) -> ChannelKey {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use glommio::{
     ExecutorJoinHandle, Latency, LocalExecutorBuilder, Placement, PoolPlacement, Shares, TaskQueueHandle, executor,
+    spawn_local_into,
 };
 
 /// Registered memory for direct I/O, which nobody does here; the runtime's default of 10 MiB would only fill memlock.
@@ -29,7 +30,13 @@ where
         .spin_before_park(Duration::from_micros(spin_us))
         // The default would pin the blocking pool to the same core.
         .blocking_thread_pool_placement(PoolPlacement::Unbound(1))
-        .spawn(main)
+        .spawn(move || async move {
+            // The first future of an executor runs in a queue without a latency class; the loop must not.
+            match spawn_local_into(main(), loop_queue()) {
+                Ok(task) => task.await,
+                Err(error) => eprintln!("ringcast: a core has no queue for its loop: {error}"),
+            }
+        })
         .map_err(|error| error.to_string())
 }
 
@@ -39,8 +46,7 @@ pub fn spawn(task: impl Future<Output = ()> + 'static) {
 }
 
 /// The queue of the loop that serves mailboxes and sockets.
-#[must_use]
-pub fn loop_queue() -> TaskQueueHandle {
+fn loop_queue() -> TaskQueueHandle {
     executor().create_task_queue(Shares::Static(1_000), Latency::Matters(Duration::from_micros(250)), "loop")
 }
 

@@ -87,11 +87,13 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     let _public_lock = lock_port(config.listen).map_err(|error| port(config.listen, error))?;
     let _admin_lock = lock_port(config.admin).map_err(|error| port(config.admin, error))?;
     make_data_dir(&config.data_dir)?;
+    let clock = Clock::start();
     let store_options = OpenOptions { fresh_epoch_seed: random(), ..config.store.clone() };
     let database = config.data_dir.join(DATABASE);
     let mut store = Sqlite::open(&database, &store_options).map_err(|error| refuse(error.to_string()))?;
     let pages = Sqlite::reader(&database, &store_options).map_err(|error| refuse(error.to_string()))?;
     let rooms = store.rooms_load().map_err(|error| refuse(format!("{}: {error}", database.display())))?;
+    let bans = store.bans(clock.now().wall_ms).map_err(|error| refuse(format!("{}: {error}", database.display())))?;
     let apps = config.open_apps().map_err(|error| refuse(error.to_string()))?;
     let listeners = (0..shards)
         .map(|_| socket::listen(config.listen, config.backlog, true))
@@ -99,7 +101,6 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         .map_err(|error| port(config.listen, error))?;
     let admin_listener = socket::listen(config.admin, 128, false).map_err(|error| port(config.admin, error))?;
 
-    let clock = Clock::start();
     let hasher = TopicHasher::new(random());
     let life = Arc::new(Life::new(shards));
     let credits = config.orchestrator.credits_max as usize;
@@ -129,7 +130,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         let (hasher, life, to_shards) = (hasher.clone(), Arc::clone(&life), office.to_shards.clone());
         let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
         let main = move || async move {
-            let orchestrator = Orchestrator::new(orchestrator_options, hasher, rooms, clock.now());
+            let orchestrator = Orchestrator::new(orchestrator_options, hasher, rooms, bans, clock.now());
             let orchestrator = Rc::new(RefCell::new(orchestrator));
             let queue = executor::http_queue();
             let listening =

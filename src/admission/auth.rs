@@ -16,6 +16,8 @@ use crate::wire::problem::Problem;
 
 /// What a server key begins with.
 pub const SERVER_KEY_PREFIX: &str = "rk_";
+/// The most tags of one token.
+const TAGS_MAX: usize = 16;
 /// The longest token that is looked at, in bytes.
 const TOKEN_BYTES_MAX: usize = 8 * 1024;
 
@@ -55,6 +57,8 @@ struct Claims {
     channels: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     can: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tags: Option<Vec<String>>,
 }
 
 /// Who speaks.
@@ -122,6 +126,11 @@ pub fn check_token(app: &AppOptions, token: &str, now_wall_ms: u64) -> Result<Id
         return Err(unauthorised("token_not_yet_valid", "the token is not valid yet"));
     }
     let user = Name::new(&claims.sub).map_err(|error| unauthorised("bad_subject", format!("sub: {error}")))?;
+    let tags = claims.tags.iter().flatten().map(|tag| Name::new(tag)).collect::<Result<Vec<_>, _>>();
+    let tags = tags.map_err(|error| unauthorised("bad_tag", format!("tags: {error}")))?;
+    if tags.len() > TAGS_MAX {
+        return Err(unauthorised("too_many_tags", format!("a token carries at most {TAGS_MAX} tags")));
+    }
     let can = |right: &str| claims.can.as_ref().is_none_or(|rights| rights.iter().any(|r| r == right));
     if !can("read") {
         return Err(Problem::new(403, "no_right_to_read", "the token does not allow reading"));
@@ -130,9 +139,11 @@ pub fn check_token(app: &AppOptions, token: &str, now_wall_ms: u64) -> Result<Id
         user,
         name: claims.name.clone().unwrap_or_default(),
         write: can("write"),
+        react: can("react"),
         typing: can("type"),
         custom: can("custom"),
         channels: claims.channels.clone().unwrap_or_default(),
+        tags,
         expires_ms,
     })
 }
@@ -143,8 +154,15 @@ pub fn check_token(app: &AppOptions, token: &str, now_wall_ms: u64) -> Result<Id
 /// Says why it could not be signed.
 pub fn make_token(secret: &[u8], sub: &str, name: Option<&str>, expires_s: u64) -> Result<String, String> {
     Name::new(sub).map_err(|error| format!("sub {sub:?}: {error}"))?;
-    let claims =
-        Claims { sub: sub.into(), exp: expires_s, nbf: None, name: name.map(Into::into), channels: None, can: None };
+    let claims = Claims {
+        sub: sub.into(),
+        exp: expires_s,
+        nbf: None,
+        name: name.map(Into::into),
+        channels: None,
+        can: None,
+        tags: None,
+    };
     let key = EncodingKey::from_secret(secret).map_err(|error| error.to_string())?;
     encode(&Header::new(Algorithm::HS256), &claims, &key).map_err(|error| error.to_string())
 }
@@ -204,9 +222,11 @@ mod tests {
             user: Name::new("u").unwrap(),
             name: String::new(),
             write: true,
+            react: true,
             typing: true,
             custom: true,
             channels: vec!["race-*".into(), "lobby".into()],
+            tags: Vec::new(),
             expires_ms: 0,
         };
         assert!(identity.may_touch("race-42") && identity.may_touch("lobby") && !identity.may_touch("lobby2"));

@@ -33,7 +33,8 @@ struct Line {
 }
 
 /// The event was admitted by a credit and may not be lost.
-fn has_credit(sealed: &Sealed) -> bool {
+#[must_use]
+pub fn has_credit(sealed: &Sealed) -> bool {
     let row = sealed.kind().row();
     row.stored || row.class == Class::Critical
 }

@@ -257,8 +257,8 @@ pub struct Client {
     pub dialect: Dialect,
     /// Who it is.
     pub identity: Option<Box<Identity>>,
-    /// Its place among the connections of its user.
-    pub user_place: Option<(TopicNo, u32)>,
+    /// Its places among the connections of its user and of its tags.
+    pub places: Vec<(TopicNo, u32)>,
     /// The address that it counts under.
     pub address: Option<AddressKey>,
     /// Its channels. Nearly everybody has one, which needs no second allocation.
@@ -281,6 +281,8 @@ pub struct Client {
     pub pinged: bool,
     /// What it sent lately.
     pub rates: Option<Box<Rates>>,
+    /// It was told that its token runs out.
+    pub expiry_told: bool,
     /// Why it ends, once it does.
     pub closing: Option<Closing>,
 }

@@ -3,12 +3,13 @@
 //! Batches and questions flow in over bounded channels, results flow back as [`StoreNews`]. Always true: a commit may
 //! take 50 ms on a busy disk and nobody waits for it but those whose messages it carries.
 
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 use super::handoff::StoreNews;
 use super::machine::pin_to;
-use crate::base::{ChannelKey, RoomChange};
+use crate::base::{ChannelKey, RoomChange, Ulid};
+use crate::post::letters::Ban;
 use crate::post::mailbox::Sender;
 use crate::store::group::Batch;
 use crate::store::{PageAsk, Pages, Store, StoreError};
@@ -17,13 +18,19 @@ use crate::store::{PageAsk, Pages, Store, StoreError};
 enum Job {
     Commit(Batch, u64),
     SaveRooms(Vec<RoomChange>),
+    SaveBan(u64, Ban, bool),
 }
 
 /// Work for the reading thread.
 struct Read {
     number: u64,
     key: ChannelKey,
-    ask: PageAsk,
+    what: What,
+}
+
+enum What {
+    Page(PageAsk),
+    Event(Ulid),
 }
 
 /// The doors to both threads.
@@ -47,8 +54,8 @@ impl Committer {
         news: Sender<StoreNews>,
         reads_max: usize,
     ) -> std::io::Result<Self> {
-        // One batch is under way at a time; the other places are for rooms, which may be skipped.
-        let (jobs, job_receiver) = sync_channel(4);
+        // One batch is under way at a time; the other places are for bans, and for rooms, which may be skipped.
+        let (jobs, job_receiver) = sync_channel(64);
         let (reads, read_receiver) = sync_channel(reads_max.max(1));
         let (commit_news, read_news) = (news.clone(), news.clone());
         let committer = Builder::new().name("committer".into()).spawn(move || {
@@ -79,15 +86,29 @@ impl Committer {
         }
     }
 
-    /// Reads a page; it comes as news.
-    pub fn read(&self, read: u64, key: ChannelKey, ask: PageAsk) {
-        let sent = match &self.reads {
-            Some(reads) => reads.try_send(Read { number: read, key, ask }),
-            None => Err(TrySendError::Disconnected(Read { number: read, key, ask })),
-        };
-        if sent.is_err() {
-            let _ = self.news.push(StoreNews::Read(read, Err(StoreError::Busy)));
+    /// Writes a ban down, or takes it off; the result comes as news.
+    pub fn save_ban(&self, number: u64, ban: Ban, lift: bool) {
+        if !self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(Job::SaveBan(number, ban, lift)).is_ok()) {
+            let _ = self.news.push(StoreNews::BanSaved(number, Err(StoreError::Busy)));
         }
+    }
+
+    /// Reads a page; it comes as news.
+    pub fn read(&self, number: u64, key: ChannelKey, ask: PageAsk) {
+        if !self.ask(Read { number, key, what: What::Page(ask) }) {
+            let _ = self.news.push(StoreNews::Read(number, Err(StoreError::Busy)));
+        }
+    }
+
+    /// Looks for one event; it comes as news.
+    pub fn find(&self, number: u64, key: ChannelKey, id: Ulid) {
+        if !self.ask(Read { number, key, what: What::Event(id) }) {
+            let _ = self.news.push(StoreNews::Found(number, Err(StoreError::Busy)));
+        }
+    }
+
+    fn ask(&self, read: Read) -> bool {
+        self.reads.as_ref().is_some_and(|reads| reads.try_send(read).is_ok())
     }
 
     /// Ends both threads after what they have; the database is closed when this returns.
@@ -111,6 +132,15 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &Sender<StoreN
                 let _ = news.push(StoreNews::Committed(result));
                 news.ring();
             }
+            Job::SaveBan(number, ban, lift) => {
+                let result = if lift {
+                    store.ban_clear(&ban.app, &ban.user, ban.channel.as_ref()).map(|_| ())
+                } else {
+                    store.ban_set(&ban)
+                };
+                let _ = news.push(StoreNews::BanSaved(number, result));
+                news.ring();
+            }
             Job::SaveRooms(changes) => {
                 if let Err(error) = store.rooms_save(&changes) {
                     eprintln!("ringcast: rooms were not written down: {error}");
@@ -124,8 +154,11 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &Sender<StoreN
 }
 
 fn read_all<P: Pages>(mut pages: P, reads: &Receiver<Read>, news: &Sender<StoreNews>) {
-    while let Ok(Read { number, key, ask }) = reads.recv() {
-        let mut item = StoreNews::Read(number, pages.page(&key, ask));
+    while let Ok(Read { number, key, what }) = reads.recv() {
+        let mut item = match what {
+            What::Page(ask) => StoreNews::Read(number, pages.page(&key, ask)),
+            What::Event(id) => StoreNews::Found(number, pages.find(&key, id)),
+        };
         // The mailbox holds as many answers as there may be questions; if it is full all the same, the reader waits
         // for the orchestrator, which takes them out without waiting for anybody.
         while let Err(back) = news.push(item) {

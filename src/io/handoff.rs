@@ -10,7 +10,7 @@ use crate::base::ShardId;
 use crate::post::letters::{Seat, ToOrchestrator, ToShard};
 use crate::post::mailbox::{Doorbell, Receiver, Sender, mailbox};
 use crate::post::report::Report;
-use crate::store::{Appended, Page, StoreError};
+use crate::store::{Appended, Page, StoreError, StoredEvent};
 use crate::wire::sealed::Sealed;
 
 /// A socket on its way to the shard that owns its room.
@@ -80,6 +80,10 @@ pub enum StoreNews {
     Committed(Result<Vec<Appended>, StoreError>),
     /// A page.
     Read(u64, Result<Page, StoreError>),
+    /// One event that was looked for.
+    Found(u64, Result<Option<StoredEvent>, StoreError>),
+    /// A ban that was written down or taken off.
+    BanSaved(u64, Result<(), StoreError>),
 }
 
 /// The sending ends to the orchestrator, as one shard holds them.
@@ -181,9 +185,7 @@ pub struct EventDoors<'a> {
 impl crate::bus::Outgoing for EventDoors<'_> {
     fn offer(&mut self, shard: ShardId, sealed: &Sealed) -> bool {
         let at = usize::from(shard.0);
-        let row = sealed.kind().row();
-        let may_be_lost = !row.stored && row.class != crate::base::Class::Critical;
-        if may_be_lost && self.doors[at].events.room() <= self.reserve {
+        if !crate::bus::has_credit(sealed) && self.doors[at].events.room() <= self.reserve {
             return false;
         }
         let placed = self.doors[at].events.push(sealed.clone()).is_ok();

@@ -20,6 +20,7 @@ use super::machine;
 use super::signal::EndAsked;
 use super::wait::{LocalBell, sleep_until_work};
 use crate::base::{Now, ShardId};
+use crate::bus::has_credit;
 use crate::orchestrator::{Action, Orchestrator};
 use crate::post::letters::ToShard;
 use crate::wire::sealed::Sealed;
@@ -130,6 +131,8 @@ impl Core {
             match news {
                 StoreNews::Committed(result) => orchestrator.on_committed(now, result),
                 StoreNews::Read(read, result) => orchestrator.on_page(now, read, result),
+                StoreNews::Found(read, result) => orchestrator.on_found(now, read, result),
+                StoreNews::BanSaved(number, result) => orchestrator.on_ban_saved(now, number, result),
             }
         }
         for report in &mut inbox.reports {
@@ -184,6 +187,8 @@ impl Core {
                 Some(Action::Publish { partition, sealed }) => self.deliver(Late::Event(partition, sealed)),
                 Some(Action::Commit(batch)) => self.parts.committer.commit(batch, now.wall_ms),
                 Some(Action::Read { read, key, ask }) => self.parts.committer.read(read, key, ask),
+                Some(Action::Find { read, key, id }) => self.parts.committer.find(read, key, id),
+                Some(Action::SaveBan { number, ban, lift }) => self.parts.committer.save_ban(number, ban, lift),
                 Some(Action::SaveRooms(changes)) => self.parts.committer.save_rooms(changes),
             }
         }
@@ -208,7 +213,7 @@ impl Core {
                 let at = usize::from(shard.0);
                 self.rung[at] = true;
                 match self.parts.shards[at].partition.push(sealed) {
-                    Err(sealed) if sealed.kind().row().stored => Err(Late::Event(shard, sealed)),
+                    Err(sealed) if has_credit(&sealed) => Err(Late::Event(shard, sealed)),
                     // A viewer total; the next one says it again.
                     Err(_) => {
                         self.parts.orchestrator.borrow_mut().count_lost_before_fanout();

@@ -4,7 +4,7 @@
 //! shard says that it ended.
 
 use super::Orchestrator;
-use crate::base::{ChannelKey, Given, Now, RoomId, ShardId};
+use crate::base::{ChannelKey, Given, Name, Now, RoomId, ShardId};
 use crate::post::letters::AddressKey;
 use crate::seating::{Ask, SeatError};
 use crate::wire::problem::Problem;
@@ -14,6 +14,7 @@ use crate::wire::topic::Topic;
 pub(super) struct SeatAsk {
     pub(super) asker: ShardId,
     pub(super) channel: Option<Topic>,
+    pub(super) user: Option<(Name, Name)>,
     pub(super) address: Option<AddressKey>,
     pub(super) attempt: u8,
     pub(super) refused: Option<RoomId>,
@@ -33,6 +34,9 @@ impl Orchestrator {
         }
         if self.draining {
             return Err(Problem::new(503, "draining", "this node is going away").retry_after(5));
+        }
+        if let Some((app, user)) = &ask.user {
+            self.bans.check(app, user, ask.channel.as_ref().map(|channel| &channel.name), now.wall_ms)?;
         }
         let Some(channel) = &ask.channel else { return Ok(None) };
         let key = ChannelKey::new(channel.app.clone(), channel.name.clone());

@@ -5,6 +5,7 @@
 //! poll [`Orchestrator::poll_action`] until dry. Always true: nothing is acknowledged before it is durable, and no more
 //! stored events are admitted than have room on their way to every shard.
 
+mod ban;
 mod join;
 mod publish;
 mod report;
@@ -12,8 +13,8 @@ mod report;
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::admission::rate::{FixedWindow, RateOptions};
-use crate::base::{AppId, ChannelKey, Gauge, Now, RoomChange, RoomId, ShardId};
-use crate::post::letters::{AddressKey, ToOrchestrator, ToShard};
+use crate::base::{AppId, ChannelKey, Gauge, Now, RoomChange, RoomId, ShardId, Ulid};
+use crate::post::letters::{AddressKey, Ban, ToOrchestrator, ToShard};
 use crate::post::report::Report;
 use crate::seating::{Seating, SeatingOptions};
 use crate::store::PageAsk;
@@ -78,6 +79,24 @@ pub enum Action {
         /// Which rows.
         ask: PageAsk,
     },
+    /// To the store's reader; [`Orchestrator::on_found`] follows.
+    Find {
+        /// For the answer.
+        read: u64,
+        /// In this channel.
+        key: ChannelKey,
+        /// The event with this id.
+        id: Ulid,
+    },
+    /// To the store; [`Orchestrator::on_ban_saved`] follows.
+    SaveBan {
+        /// For the answer.
+        number: u64,
+        /// Whom.
+        ban: Ban,
+        /// It is lifted.
+        lift: bool,
+    },
     /// To the partition that gives this event its order.
     Publish {
         /// Which.
@@ -115,6 +134,8 @@ pub struct Orchestrator {
     user_rate: FixedWindow<(AppId, String)>,
     addresses: BTreeMap<AddressKey, u32>,
     readers: BTreeMap<u64, Reader>,
+    finders: BTreeMap<u64, publish::Finder>,
+    bans: ban::Bans,
     next_read: u64,
     next_id: u64,
     /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
@@ -129,12 +150,13 @@ pub struct Orchestrator {
 }
 
 impl Orchestrator {
-    /// An orchestrator that begins with the rooms of the last process, all empty.
+    /// An orchestrator that begins with the rooms of the last process, all empty, and with the bans in force.
     #[must_use]
     pub fn new(
         options: OrchestratorOptions,
         hasher: TopicHasher,
         rooms: impl IntoIterator<Item = (ChannelKey, RoomId)>,
+        bans: impl IntoIterator<Item = Ban>,
         now: Now,
     ) -> Self {
         let shards = usize::from(options.shards);
@@ -147,6 +169,8 @@ impl Orchestrator {
             seating,
             addresses: BTreeMap::new(),
             readers: BTreeMap::new(),
+            finders: BTreeMap::new(),
+            bans: ban::Bans::new(bans),
             next_read: 1,
             next_id: 1,
             published: vec![0; shards],
@@ -172,14 +196,19 @@ impl Orchestrator {
     /// A letter of a shard came.
     pub fn on_letter(&mut self, now: Now, letter: ToOrchestrator) {
         match letter {
-            ToOrchestrator::AskSeat { ticket, asker, channel, address, attempt, refused, here } => {
-                let ask = join::SeatAsk { asker, channel, address, attempt, refused, here };
+            ToOrchestrator::AskSeat { ticket, asker, channel, user, address, attempt, refused, here } => {
+                let ask = join::SeatAsk { asker, channel, user, address, attempt, refused, here };
                 let answer = self.seat(now, &ask);
                 self.answer(asker, ToShard::SeatAnswer { ticket, answer });
             }
             ToOrchestrator::GiveBack { asker, number } => self.seating.give_back(asker, number),
             ToOrchestrator::Released(addresses) => self.release(&addresses),
             ToOrchestrator::Post { ticket, asker, draft } => self.post(now, ticket, asker, *draft),
+            ToOrchestrator::Publish { ticket, asker, sealed } => {
+                let answer = self.publish_critical(sealed);
+                self.answer(asker, ToShard::Done { ticket, answer });
+            }
+            ToOrchestrator::Ban { ticket, asker, ban, lift } => self.ban(ticket, asker, ban, lift),
             ToOrchestrator::AskPage { ticket, asker, topic, range, limit } => {
                 self.read(ticket, asker, topic, range, limit);
             }
@@ -221,7 +250,7 @@ impl Orchestrator {
     /// Nothing that was taken waits for the store any more.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.group.gauge().used == 0
+        self.group.gauge().used == 0 && self.finders.is_empty()
     }
 
     /// When [`Orchestrator::on_alarm`] or [`Orchestrator::poll_action`] has something to do, in monotonic milliseconds.
@@ -256,7 +285,10 @@ impl Orchestrator {
 
     fn credits(&self) -> Gauge {
         let on_their_way: u64 = self.published.iter().zip(&self.placed).map(|(sent, placed)| sent - placed).sum();
-        Gauge::new(self.group.gauge().used + on_their_way, u64::from(self.options.credits_max))
+        Gauge::new(
+            self.group.gauge().used + self.finders.len() as u64 + on_their_way,
+            u64::from(self.options.credits_max),
+        )
     }
 
     fn answer(&mut self, shard: ShardId, letter: ToShard) {

@@ -6,7 +6,7 @@
 
 use super::{Action, Orchestrator, PostTag, Reader, key_of};
 use crate::admission::rate::Rate;
-use crate::base::{Now, ShardId, Ulid};
+use crate::base::{Name, Now, ShardId, Ulid};
 use crate::post::letters::{Draft, Page, Posted, Range, ToShard};
 use crate::store::{Appended, NewEvent, Page as StoredPage, PageAsk, Position, StoreError, StoredEvent};
 use crate::wire::event::EventKind;
@@ -26,20 +26,50 @@ impl Orchestrator {
             return Err(Problem::new(503, "draining", "this node is going away").retry_after(5));
         }
         if !draft.by_server
+            && let Ok(user) = Name::new(&draft.user_id)
+        {
+            self.bans.check(&draft.topic.app, &user, Some(&draft.topic.name), now.wall_ms)?;
+        }
+        if !draft.by_server
             && let Rate::Limited { retry_after_s } = self.user_rate.check(now, (draft.app, draft.user_id.clone()))
         {
             let max = self.options.user_rate.requests_max;
             let detail = format!("at most {max} messages in {} s; 0 remain", self.options.user_rate.window_s);
             return Err(Problem::new(429, "user_over_rate", detail).retry_after(retry_after_s));
         }
-        let busy = || Problem::new(503, "busy", "too many messages are on their way").retry_after(1);
         if self.credits().is_full() {
-            return Err(busy());
+            return Err(Problem::new(503, "busy", "too many messages are on their way").retry_after(1));
         }
+        match draft.target {
+            None => self.store(now, ticket, asker, draft),
+            Some(id) => {
+                // Whose message is it, and is it still there?
+                let read = self.next_read;
+                self.next_read += 1;
+                self.actions.push_back(Action::Find { read, key: key_of(&draft.topic), id });
+                self.finders.insert(read, Finder { ticket, asker, draft });
+                Ok(())
+            }
+        }
+    }
+
+    /// The message that a draft speaks of was looked for.
+    pub fn on_found(&mut self, now: Now, read: u64, result: Result<Option<StoredEvent>, StoreError>) {
+        let Some(Finder { ticket, asker, draft }) = self.finders.remove(&read) else { return };
+        let allowed = match result {
+            Err(error) => Err(store_problem(&error)),
+            Ok(found) => may_change(&draft, found.as_ref()),
+        };
+        if let Err(problem) = allowed.and_then(|()| self.store(now, ticket, asker, draft)) {
+            self.answer(asker, ToShard::PostAnswer { ticket, answer: Err(problem) });
+        }
+    }
+
+    fn store(&mut self, now: Now, ticket: u64, asker: ShardId, draft: Draft) -> Result<(), Problem> {
         let author = if draft.by_server { "" } else { draft.user_id.as_str() };
         let event = NewEvent {
             key: key_of(&draft.topic),
-            kind: EventKind::MessageNew,
+            kind: draft.kind,
             id: self.new_id(now),
             ts_ms: now.wall_ms,
             idempotency_key: draft.idempotency_key.map(|key| format!("{}/{author}/{key}", draft.topic.app)),
@@ -47,11 +77,13 @@ impl Orchestrator {
             user_name: Some(draft.user_name).filter(|name| !name.is_empty()),
             text: draft.text,
             data: draft.data,
-            target: None,
-            detail: None,
+            target: draft.target,
+            detail: draft.detail,
             client_id: draft.client_id,
         };
-        self.group.push(now, event, PostTag { asker, ticket, topic: draft.topic }).map_err(|_| busy())
+        self.group
+            .push(now, event, PostTag { asker, ticket, topic: draft.topic })
+            .map_err(|_| Problem::new(503, "busy", "too many messages are on their way").retry_after(1))
     }
 
     fn new_id(&mut self, now: Now) -> Ulid {
@@ -84,6 +116,20 @@ impl Orchestrator {
 
     fn publish_stored(&mut self, topic: &Topic, event: StoredEvent) {
         let Some(sealed) = seal_stored(topic, event) else { return };
+        self.publish_with_credit(sealed);
+    }
+
+    /// A critical event of an app's backend: it is not stored, but it may not be lost either.
+    pub(super) fn publish_critical(&mut self, sealed: Sealed) -> Result<(), Problem> {
+        if self.credits().is_full() {
+            return Err(Problem::new(503, "busy", "too many messages are on their way").retry_after(1));
+        }
+        self.publish_with_credit(sealed);
+        Ok(())
+    }
+
+    pub(super) fn publish_with_credit(&mut self, sealed: Sealed) {
+        let topic = sealed.topic();
         let to = partition(topic.scope, topic.app.as_str(), topic.name.as_str(), self.options.shards);
         self.published[usize::from(to.0)] += 1;
         self.actions.push_back(Action::Publish { partition: to, sealed });
@@ -116,6 +162,28 @@ impl Orchestrator {
         };
         self.answer(asker, ToShard::PageAnswer { ticket, answer });
     }
+}
+
+/// A draft whose message is looked for.
+#[derive(Debug)]
+pub(super) struct Finder {
+    ticket: u64,
+    asker: ShardId,
+    draft: Draft,
+}
+
+/// A message is changed by its author or by the app's backend, and only while it is there.
+fn may_change(draft: &Draft, found: Option<&StoredEvent>) -> Result<(), Problem> {
+    let message =
+        found.filter(|event| event.kind == EventKind::MessageNew && (event.text.is_some() || event.data.is_some()));
+    let Some(message) = message else {
+        return Err(Problem::new(404, "no_such_message", "no such message is in this channel, or it was deleted"));
+    };
+    let authors_only = matches!(draft.kind, EventKind::MessageUpdated | EventKind::MessageDeleted);
+    if authors_only && !draft.by_server && message.user_id.as_deref() != Some(draft.user_id.as_str()) {
+        return Err(Problem::new(403, "not_the_author", "a message is changed by its author"));
+    }
+    Ok(())
 }
 
 fn stored(event: NewEvent, position: Position) -> StoredEvent {
@@ -163,7 +231,7 @@ fn seal_stored(topic: &Topic, stored: StoredEvent) -> Option<Sealed> {
     Sealed::seal(&event).ok()
 }
 
-fn store_problem(error: &StoreError) -> Problem {
+pub(super) fn store_problem(error: &StoreError) -> Problem {
     match error {
         StoreError::Full => {
             Problem::new(503, "disk_full", "the disk is full: nothing was stored, and nothing acknowledged is lost")

@@ -63,6 +63,7 @@ impl Orchestrator {
         }
         self.tick_at_ms = now.mono_ms() + TICK_MS;
         self.seating.expire(now);
+        self.bans.sweep(now.wall_ms);
         for (key, total) in self.seating.totals_changed() {
             self.viewers.changed.insert(key, total);
         }

@@ -1,8 +1,7 @@
 //! Every letter that crosses cores.
 
 use crate::base::{AppId, Given, Name, RoomId, ShardId, Ulid};
-use crate::wire::close::Closing;
-use crate::wire::event::KindSet;
+use crate::wire::event::{EventKind, KindSet};
 use crate::wire::http::{Dialect, Since};
 use crate::wire::problem::Problem;
 use crate::wire::sealed::Sealed;
@@ -26,12 +25,16 @@ pub struct Identity {
     pub name: String,
     /// May post messages.
     pub write: bool,
+    /// May react to messages.
+    pub react: bool,
     /// May say that it types.
     pub typing: bool,
     /// May send custom events.
     pub custom: bool,
     /// Patterns of the channels it may touch; empty is all.
     pub channels: Vec<String>,
+    /// Tags of its connections.
+    pub tags: Vec<Name>,
     /// When the token ends, in Unix milliseconds.
     pub expires_ms: u64,
 }
@@ -88,9 +91,15 @@ pub struct Seat {
     pub asker: ShardId,
 }
 
-/// A message that passed the shard's checks.
+/// A stored event that passed the shard's checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
+    /// `message.new`, or what it does to a message.
+    pub kind: EventKind,
+    /// The message that a change, deletion or reaction speaks of.
+    pub target: Option<Ulid>,
+    /// The kind of a reaction.
+    pub detail: Option<String>,
     /// The tenant's place in the configuration.
     pub app: AppId,
     /// Where.
@@ -109,6 +118,19 @@ pub struct Draft {
     pub idempotency_key: Option<String>,
     /// A server key posts: no rate per user.
     pub by_server: bool,
+}
+
+/// A ban. There is one slot for each app, user and channel, and one for the user in the whole app.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ban {
+    /// The tenant.
+    pub app: Name,
+    /// Who.
+    pub user: Name,
+    /// Only there.
+    pub channel: Option<Name>,
+    /// Until then, in Unix milliseconds; `None` is for good.
+    pub expires_ms: Option<u64>,
 }
 
 /// Which stored events of a channel.
@@ -159,6 +181,8 @@ pub enum ToOrchestrator {
         asker: ShardId,
         /// The channel; without one only the address is counted.
         channel: Option<Topic>,
+        /// Who it is for: a banned user gets no seat.
+        user: Option<(Name, Name)>,
         /// The address to count, on the first attempt.
         address: Option<AddressKey>,
         /// Which try of this viewer it is: 1, 2, 3 …
@@ -199,6 +223,26 @@ pub enum ToOrchestrator {
         /// At most so many.
         limit: u32,
     },
+    /// Publish this critical event; it takes a credit, as a stored one does.
+    Publish {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// What.
+        sealed: Sealed,
+    },
+    /// Ban a user, or lift a ban.
+    Ban {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// Whom.
+        ban: Ban,
+        /// It is lifted.
+        lift: bool,
+    },
     /// The viewers of a channel, please.
     AskViewers {
         /// For the answer.
@@ -235,6 +279,13 @@ pub enum ToShard {
         /// The page.
         answer: Result<Page, Problem>,
     },
+    /// It is done, or why not.
+    Done {
+        /// Whose question.
+        ticket: u64,
+        /// Nothing more to say.
+        answer: Result<(), Problem>,
+    },
     /// The viewers of a channel.
     ViewersAnswer {
         /// Whose question.
@@ -246,12 +297,5 @@ pub enum ToShard {
     Drain {
         /// The period.
         spread_ms: u32,
-    },
-    /// Close these connections of a user.
-    CloseUser {
-        /// Who.
-        user: Topic,
-        /// With what.
-        closing: Closing,
     },
 }

@@ -5,15 +5,16 @@
 
 use super::channel::{Channel, HELD_MAX, Head};
 use super::{Pending, Shard};
-use crate::base::{Class, ClientId, Now};
+use crate::base::{Class, ClientId, Now, Ulid};
 use crate::fanout::client::{Payload, SubState};
 use crate::fanout::index::{TOMBSTONE, TopicNo};
 use crate::fanout::outbox::Entry;
 use crate::fanout::tick::Appended;
 use crate::post::letters::{Page, Range};
+use crate::wire::close::Closing;
 use crate::wire::event::{EventKind, MergeKey};
 use crate::wire::problem::Problem;
-use crate::wire::sealed::Sealed;
+use crate::wire::sealed::{ArchivedMember, Member, Sealed};
 use crate::wire::topic::Scope;
 
 /// Rows asked for at once when a hole is filled or a client resumes.
@@ -70,6 +71,10 @@ impl Shard {
         if row.stored {
             channel.remember(sealed, tail);
         }
+        if matches!(row.kind, EventKind::MessageDeleted | EventKind::MessageRetracted) {
+            self.forget_message(no, sealed);
+        }
+        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
         let account = self.account.of_mut(row.class);
         account.published += live;
         match channel.open.append(sealed, no.0, key, !channel.entered, bytes_max) {
@@ -103,6 +108,7 @@ impl Shard {
             self.index.members(no).iter().map(|member| member.client).filter(|&slot| slot != TOMBSTONE).collect();
         let row = sealed.kind().row();
         let merge_key = self.merge_key(sealed);
+        let topic_is_user = sealed.topic().scope == Scope::User;
         for slot in slots {
             let id = self.id_of(slot);
             self.account.of_mut(row.class).published += 1;
@@ -112,6 +118,53 @@ impl Shard {
             }
             let payload = self.payload_for(id, sealed);
             self.enqueue(now, id, entry(now, sealed.kind(), super::write::NO_CHANNEL, 0, merge_key, payload));
+            if topic_is_user && ends_access(sealed.kind()) {
+                self.end_access(now, id, sealed);
+            }
+        }
+    }
+
+    /// A user is banned or has lost its right: the event is the last that the connection gets, or the channel's last.
+    fn end_access(&mut self, now: Now, id: ClientId, sealed: &Sealed) {
+        let event = sealed.to_event();
+        let channel = event.members.iter().find_map(|(name, member)| match member {
+            Member::Text(text) if name == "channel" => Some(text.as_str()),
+            _ => None,
+        });
+        let Some(channel) = channel else {
+            self.close(now, id, Closing::Revoked);
+            return;
+        };
+        let app = sealed.topic().app.as_str();
+        let hash = self.hasher.hash(Scope::Channel, app, channel);
+        if let Some(no) = self.index.find(Scope::Channel, hash, app, channel) {
+            self.leave_channel(now, id, no);
+        }
+    }
+
+    /// A message was taken back: its text leaves the queues of those who are behind, and the memory of the last events.
+    fn forget_message(&mut self, no: TopicNo, sealed: &Sealed) {
+        let target = sealed.event().members.iter().find(|pair| pair.0 == "message").map(|pair| match &pair.1 {
+            ArchivedMember::Text(text) => Ulid::parse(text.as_str()),
+            _ => None,
+        });
+        let Some(Some(target)) = target else { return };
+        let id = target.0.to_be_bytes();
+        if let Some(channel) = self.channel_mut(no)
+            && let Some(at) = channel.tail.iter().position(|event| event.event().id == id)
+        {
+            // The tail has no holes: what is older goes with it, and is read from the store if somebody asks.
+            channel.tail.drain(..=at);
+        }
+        let slots: Vec<u32> = self.index.members(no).iter().map(|member| member.client).collect();
+        for slot in slots.into_iter().filter(|&slot| slot != TOMBSTONE) {
+            let client = self.places[slot as usize].client.as_mut();
+            if let Some(behind) = client.and_then(|client| client.behind.as_mut()) {
+                behind.outbox.retract(&mut self.account, |entry| match &entry.payload {
+                    Payload::Event(event) => event.event().id != id,
+                    Payload::Own(_) => true,
+                });
+            }
         }
     }
 
@@ -133,6 +186,9 @@ impl Shard {
                 }
             }
             Some(Pending::Resume { client, topic }) => self.on_resume_page(now, client, topic, answer),
+            Some(Pending::History { client, id, channel }) => {
+                self.on_history_page(now, client, id.as_deref(), &channel, answer);
+            }
             Some(Pending::Request(waiting)) => self.on_request_page(ticket, &waiting, answer),
             _ => {}
         }
@@ -319,4 +375,9 @@ pub(super) fn entry(
 ) -> Entry<Payload> {
     let bytes = payload.bytes().len() as u32;
     Entry { kind, channel, seq, merge_key, bytes, at_ms: now.mono_ms(), payload }
+}
+
+/// The event ends what its user may do.
+fn ends_access(kind: EventKind) -> bool {
+    matches!(kind, EventKind::UserBanned | EventKind::AccessRevoked)
 }

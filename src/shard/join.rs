@@ -6,7 +6,7 @@
 use super::channel::{Channel, Head};
 use super::{Action, GENERATION_MASK, Pending, Place, Shard};
 use crate::admission::auth::{Speaker, authenticate};
-use crate::base::{AppId, ClientId, Given, Now, RoomId, ShardId};
+use crate::base::{AppId, ClientId, Given, Name, Now, RoomId, ShardId};
 use crate::fanout::client::{Behind, Client, Owed, Phase, Sub, SubState};
 use crate::fanout::index::TopicNo;
 use crate::post::letters::{AddressKey, Identity, JoinSpec, Range, Seat, ToOrchestrator};
@@ -93,7 +93,7 @@ impl Shard {
     }
 
     fn ask_seat(&mut self, spec: JoinSpec, refused: Option<RoomId>, count_address: bool) -> u64 {
-        let (channel, address) = (spec.channel.clone(), spec.address.filter(|_| count_address));
+        let (channel, user, address) = (spec.channel.clone(), user_of(&spec), spec.address.filter(|_| count_address));
         let attempt = spec.attempts + 1;
         let ticket = self.ticket(Pending::Join(Box::new(spec)));
         let asker = self.options.id;
@@ -101,6 +101,7 @@ impl Shard {
             ticket,
             asker,
             channel,
+            user,
             address,
             attempt,
             refused,
@@ -176,9 +177,11 @@ impl Shard {
             return;
         }
         let (channel, refused, attempt) = (spec.channel.clone(), Some(given.room), spec.attempts + 1);
+        let user = user_of(&spec);
         self.pending.insert(ticket, Pending::Join(Box::new(spec)));
         let asker = self.options.id;
-        let ask = ToOrchestrator::AskSeat { ticket, asker, channel, address: None, attempt, refused, here: false };
+        let ask =
+            ToOrchestrator::AskSeat { ticket, asker, channel, user, address: None, attempt, refused, here: false };
         self.actions.push_back(Action::Ask(ask));
     }
 
@@ -215,7 +218,8 @@ impl Shard {
         self.actions.push_back(Action::Install { ticket, client: id });
         let dialect = spec.names_dialect.then_some(spec.dialect);
         self.say_first(id, &[switching_protocols(&spec.accept, dialect)]);
-        self.watch_user(id, &spec.app_name);
+        self.watch_identity(id, &spec.app_name);
+        self.schedule_expiry(now, id);
         if let (Some(topic), Some(given)) = (spec.channel, given) {
             let owed = Owed { id: None, first: true, since: spec.since, viewers: given.viewers };
             self.subscribe(now, id, &topic, given.room.n, spec.filter, owed);
@@ -243,7 +247,7 @@ impl Shard {
             app,
             dialect: crate::wire::http::Dialect::Json,
             identity: identity.map(Box::new),
-            user_place: None,
+            places: Vec::new(),
             address: None,
             first: None,
             more: Vec::new(),
@@ -255,6 +259,7 @@ impl Shard {
             heartbeat_s: 0,
             pinged: false,
             rates: None,
+            expiry_told: false,
             closing: None,
         };
         self.places[slot as usize].client = Some(Box::new(client));
@@ -267,13 +272,18 @@ impl Shard {
         id
     }
 
-    fn watch_user(&mut self, id: ClientId, app: &crate::base::Name) {
-        let Some(user) = self.client(id).and_then(|c| c.identity.as_ref()).map(|i| i.user.clone()) else { return };
-        let topic = self.hasher.topic(Scope::User, app, &user);
-        if let Ok(subscribed) = self.index.subscribe(&topic, 0, id.slot, 0)
-            && let Some(client) = self.client_mut(id)
-        {
-            client.user_place = Some((subscribed.topic, subscribed.position));
+    /// Makes the connection findable by its user and its tags.
+    pub(super) fn watch_identity(&mut self, id: ClientId, app: &Name) {
+        let Some(identity) = self.client(id).and_then(|client| client.identity.as_ref()) else { return };
+        let user = self.hasher.topic(Scope::User, app, &identity.user);
+        let tags = identity.tags.iter().map(|tag| self.hasher.topic(Scope::Tag, app, tag));
+        let topics: Vec<Topic> = std::iter::once(user).chain(tags).collect();
+        for topic in topics {
+            if let Ok(subscribed) = self.index.subscribe(&topic, 0, id.slot, 0)
+                && let Some(client) = self.client_mut(id)
+            {
+                client.places.push((subscribed.topic, subscribed.position));
+            }
         }
     }
 
@@ -375,10 +385,19 @@ impl Shard {
 
     pub(super) fn on_subscribe_command(&mut self, client: ClientId, want: Want) {
         let channel = Some(want.topic.clone());
+        let user = self.user_of_client(client, &want.topic.app);
         let ticket = self.ticket(Pending::Subscribe { client, want: Box::new(want) });
         let asker = self.options.id;
-        let ask =
-            ToOrchestrator::AskSeat { ticket, asker, channel, address: None, attempt: 1, refused: None, here: true };
+        let ask = ToOrchestrator::AskSeat {
+            ticket,
+            asker,
+            channel,
+            user,
+            address: None,
+            attempt: 1,
+            refused: None,
+            here: true,
+        };
         self.actions.push_back(Action::Ask(ask));
     }
 
@@ -420,14 +439,28 @@ impl Shard {
                 return;
             }
             let (channel, refused, attempt) = (Some(want.topic.clone()), Some(given.room), want.attempts + 1);
+            let user = self.user_of_client(client, &want.topic.app);
             let ticket = self.ticket(Pending::Subscribe { client, want: Box::new(want) });
-            let ask =
-                ToOrchestrator::AskSeat { ticket, asker: id, channel, address: None, attempt, refused, here: true };
+            let ask = ToOrchestrator::AskSeat {
+                ticket,
+                asker: id,
+                channel,
+                user,
+                address: None,
+                attempt,
+                refused,
+                here: true,
+            };
             self.actions.push_back(Action::Ask(ask));
             return;
         }
         let owed = Owed { id: want.id, first: false, since: want.since, viewers: given.viewers };
         self.subscribe(now, client, &want.topic, given.room.n, want.filter, owed);
+    }
+
+    fn user_of_client(&self, client: ClientId, app: &Name) -> Option<(Name, Name)> {
+        let identity = self.client(client)?.identity.as_ref()?;
+        Some((app.clone(), identity.user.clone()))
     }
 
     fn give_back(&mut self, asker: ShardId, number: u64) {
@@ -458,6 +491,12 @@ impl Shard {
 #[must_use]
 pub(super) fn show_conn(conn: u64) -> String {
     format!("{conn:016x}")
+}
+
+/// The app and the user that a join speaks for.
+fn user_of(spec: &JoinSpec) -> Option<(Name, Name)> {
+    let identity = spec.identity.as_ref()?;
+    Some((spec.app_name.clone(), identity.user.clone()))
 }
 
 pub(super) fn no_right(channel: &str) -> Problem {

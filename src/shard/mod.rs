@@ -6,6 +6,7 @@
 //! its cap, and the account of deliveries balances.
 
 mod channel;
+mod compose;
 mod deliver;
 mod drain;
 mod join;
@@ -173,6 +174,8 @@ enum Pending {
     Subscribe { client: ClientId, want: Box<join::Want> },
     /// A message that a client posted.
     Message { client: ClientId, id: Option<String>, client_id: Option<String> },
+    /// A page that a client asked for.
+    History { client: ClientId, id: Option<String>, channel: crate::base::Name },
     /// An HTTP request.
     Request(request::Waiting),
     /// The head of a channel that is new here.

@@ -7,13 +7,12 @@ use super::deliver::entry;
 use super::join::{Want, no_right};
 use super::write::NO_CHANNEL;
 use super::{Action, Pending, Shard};
-use crate::admission::validate;
 use crate::base::{Class, ClientId, Name, Now};
 use crate::fanout::client::{Client, Payload, Phase};
+use crate::post::letters::Posted;
 use crate::post::letters::ToShard;
-use crate::post::letters::{Draft, Identity, Posted, ToOrchestrator};
 use crate::wire::close::Closing;
-use crate::wire::command::{self, Command, PostBody};
+use crate::wire::command::{self, Command};
 use crate::wire::event::EventKind;
 use crate::wire::frame::{Opcode, put_frame};
 use crate::wire::problem::Problem;
@@ -108,11 +107,20 @@ impl Shard {
                 None
             }),
             Command::Unsubscribe { channel } => self.command_unsubscribe(now, id, command_id, &channel).map(Some),
-            Command::Message { channel, body } => self.command_message(id, command_id, &channel, &body).map(|()| None),
+            Command::Message { channel, body } => {
+                self.command_message(now, id, command_id, &channel, &body).map(|()| None)
+            }
             Command::Typing { channel, start } => {
                 let kind = if start { EventKind::TypingStart } else { EventKind::TypingStop };
                 self.command_event(now, id, &channel, kind, String::new(), None).map(|()| None)
             }
+            Command::Reaction { channel, message, kind, add } => {
+                self.command_reaction(id, command_id, &channel, message, &kind, add).map(|()| None)
+            }
+            Command::History { channel, before, since, limit } => {
+                self.command_history(id, command_id, &channel, before, since, limit).map(|()| None)
+            }
+            Command::Auth { token } => self.command_auth(now, id, command_id, &token).map(Some),
             Command::Event { channel, name, data } => {
                 let data = data.map(|data| data.get().to_owned());
                 self.command_event(now, id, &channel, EventKind::Custom, name, data)
@@ -126,7 +134,7 @@ impl Shard {
         }
     }
 
-    fn topic_of(&self, id: ClientId, channel: &Name) -> Result<(Topic, &Client), Problem> {
+    pub(super) fn topic_of(&self, id: ClientId, channel: &Name) -> Result<(Topic, &Client), Problem> {
         let gone = || Problem::new(404, "gone", "the connection is gone");
         let client = self.client(id).ok_or_else(gone)?;
         let app = self.apps.get(client.app).ok_or_else(gone)?;
@@ -160,58 +168,8 @@ impl Shard {
         let Some(no) = no.filter(|&no| self.client(id).is_some_and(|client| client.sub(no).is_some())) else {
             return Err(Problem::new(404, "not_subscribed", "this connection does not watch that channel"));
         };
-        self.leave(now, id, no);
-        if let Some(behind) = self.client_mut(id).and_then(|client| client.behind.take()) {
-            let mut behind = behind;
-            behind.outbox.forget(no.0, &mut self.account);
-            if let Some(client) = self.client_mut(id) {
-                client.behind = Some(behind);
-            }
-        }
-        self.refresh(id.slot);
+        self.leave_channel(now, id, no);
         Ok(reply::unsubscribed(command_id, channel.as_str()))
-    }
-
-    fn writer(&self, id: ClientId, channel: &Name) -> Result<(Topic, &Client, &Identity), Problem> {
-        let (topic, client) = self.topic_of(id, channel)?;
-        match client.identity.as_deref() {
-            None => Err(Problem::new(403, "anonymous", "who has no token reads only")),
-            Some(identity) => Ok((topic, client, identity)),
-        }
-    }
-
-    fn command_message(
-        &mut self,
-        id: ClientId,
-        command_id: Option<&str>,
-        channel: &Name,
-        body: &PostBody<'_>,
-    ) -> Result<(), Problem> {
-        let (topic, client, identity) = self.writer(id, channel)?;
-        if !identity.write {
-            return Err(no_right(channel.as_str()));
-        }
-        let bytes_max = self.apps.get(client.app).map_or(0, |app| app.message_bytes_max);
-        let content = validate::content(body, bytes_max)?;
-        if self.asks_are_full() {
-            return Err(Problem::new(503, "busy", "too many requests wait on this core").retry_after(1));
-        }
-        let draft = Draft {
-            app: client.app,
-            topic,
-            user_id: identity.user.as_str().into(),
-            user_name: identity.name.clone(),
-            text: content.text,
-            data: content.data,
-            client_id: content.client_id.clone(),
-            idempotency_key: None,
-            by_server: false,
-        };
-        let pending = Pending::Message { client: id, id: command_id.map(str::to_owned), client_id: content.client_id };
-        let ticket = self.ticket(pending);
-        let asker = self.options.id;
-        self.actions.push_back(Action::Ask(ToOrchestrator::Post { ticket, asker, draft: Box::new(draft) }));
-        Ok(())
     }
 
     fn command_event(
@@ -223,7 +181,7 @@ impl Shard {
         custom_name: String,
         data: Option<String>,
     ) -> Result<(), Problem> {
-        let (topic, client, identity) = self.writer(id, channel)?;
+        let (topic, client, identity) = self.writer(now, id, channel)?;
         let custom = kind == EventKind::Custom;
         if !(if custom { identity.custom } else { identity.typing }) {
             return Err(no_right(channel.as_str()));
@@ -280,7 +238,7 @@ impl Shard {
             ToShard::PageAnswer { ticket, answer } => self.on_page_answer(now, ticket, answer),
             ToShard::ViewersAnswer { ticket, connections } => self.on_viewers_answer(ticket, connections),
             ToShard::Drain { spread_ms } => self.on_drain(now, spread_ms),
-            ToShard::CloseUser { user, closing } => self.close_user(now, &user, closing),
+            ToShard::Done { ticket, answer } => self.on_done(ticket, answer),
         }
     }
 
@@ -302,14 +260,6 @@ impl Shard {
             }
             Some(Pending::Request(waiting)) => self.on_request_posted(ticket, &waiting, answer),
             _ => {}
-        }
-    }
-
-    fn close_user(&mut self, now: Now, user: &Topic, closing: Closing) {
-        let Some(no) = self.index.find(Scope::User, user.hash, user.app.as_str(), user.name.as_str()) else { return };
-        let slots: Vec<u32> = self.index.members(no).iter().map(|member| member.client).collect();
-        for slot in slots.into_iter().filter(|&slot| slot != crate::fanout::index::TOMBSTONE) {
-            self.close(now, self.id_of(slot), closing);
         }
     }
 

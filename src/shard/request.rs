@@ -3,24 +3,20 @@
 //! A parsed request flows in; an answer, or a ticket under which the answer comes, flows out. Always true: every
 //! refusal is a problem document, and who may do what is decided here in the order that protocol.md names.
 
+use super::compose::{PAGE_DEFAULT, PAGE_MAX, page_members, range};
 use super::join::{Origin, no_right};
 use super::{Action, Pending, Shard};
 use crate::admission::auth::{Speaker, authenticate};
 use crate::admission::rate::Rate;
 use crate::admission::{AppOptions, validate};
-use crate::base::{AppId, Name, Now};
-use crate::post::letters::{Draft, Page, Posted, Range, ToOrchestrator};
+use crate::base::{AppId, Class, Name, Now, Ulid};
+use crate::post::letters::{Ban, Draft, Page, Posted, ToOrchestrator};
 use crate::wire::command::PostBody;
 use crate::wire::event::{EventKind, Sources};
 use crate::wire::http::{bearer, path_name, show_epoch};
 use crate::wire::problem::Problem;
-use crate::wire::sealed::{Event, Sealed, put_json, put_number, put_string};
+use crate::wire::sealed::{Event, Sealed, put_number, put_string};
 use crate::wire::topic::{Scope, Topic};
-
-/// Events of one page at the most.
-const PAGE_MAX: u32 = 100;
-/// Events of one page if nothing is asked.
-const PAGE_DEFAULT: u32 = 50;
 
 /// A request of the API.
 #[derive(Debug)]
@@ -87,9 +83,46 @@ pub enum Outcome {
 /// A request that waits for the orchestrator.
 #[derive(Debug)]
 pub(super) enum Waiting {
-    Post,
+    /// Something stored, answered with this status.
+    Post(u16),
     Page,
     Viewers,
+    /// Something that is done or not, answered with this status.
+    Done(u16),
+}
+
+/// What is done to a message.
+enum Change {
+    Edit,
+    Delete,
+    Retract,
+    /// A kind of reaction; added, or taken back.
+    React(Name, bool),
+}
+
+impl Change {
+    /// By method and by what stands behind the message's id in the path.
+    fn of(request: &ApiRequest<'_>, what: &[&str]) -> Result<Self, Problem> {
+        match (what, request.method) {
+            ([], "PATCH") => Ok(Self::Edit),
+            ([], "DELETE") => Ok(Self::Delete),
+            ([], _) => Err(wrong_method("PATCH, DELETE")),
+            (["retract"], "POST") => Ok(Self::Retract),
+            (["retract"], _) => Err(wrong_method("POST")),
+            (["reactions", kind], "PUT") => Ok(Self::React(path_name(kind, "kind")?, true)),
+            (["reactions", kind], "DELETE") => Ok(Self::React(path_name(kind, "kind")?, false)),
+            (["reactions", _], _) => Err(wrong_method("PUT, DELETE")),
+            _ => Err(not_found(request.path)),
+        }
+    }
+}
+
+#[derive(Default, serde::Deserialize)]
+struct BanBody<'a> {
+    #[serde(borrow, default)]
+    channel: Option<std::borrow::Cow<'a, str>>,
+    #[serde(default)]
+    expires_at: Option<u64>,
 }
 
 #[derive(serde::Deserialize)]
@@ -134,7 +167,32 @@ impl Shard {
         options.check_origin(request.origin)?;
         let credential = request.authorization.map(bearer).transpose()?;
         let speaker = authenticate(&options, credential, now.wall_ms)?;
-        match rest {
+        match *rest {
+            ["channels", channel, "messages", message, ref what @ ..] => {
+                let channel = path_name(channel, "channel")?;
+                let topic = self.hasher.topic(Scope::Channel, &name, &channel);
+                if let Speaker::User(identity) = &speaker
+                    && !identity.may_touch(channel.as_str())
+                {
+                    return Err(no_right(channel.as_str()));
+                }
+                let change = Change::of(request, what)?;
+                let message = Ulid::parse(message)
+                    .ok_or_else(|| Problem::new(400, "bad_message_id", format!("{message:?} is no message id")))?;
+                self.change_message(request, app, &options, &speaker, topic, message, change)
+            }
+            ["bans", user] => {
+                let user = path_name(user, "user")?;
+                self.ban(now, request, &speaker, &name, user)
+            }
+            ["tags", tag, "events"] => {
+                let tag = path_name(tag, "tag")?;
+                let topic = self.hasher.topic(Scope::Tag, &name, &tag);
+                match request.method {
+                    "POST" => self.post_event(now, request, &options, &speaker, topic),
+                    _ => Err(wrong_method("POST")),
+                }
+            }
             ["channels", channel, what @ ("messages" | "events" | "viewers")] => {
                 let channel = path_name(channel, "channel")?;
                 let topic = self.hasher.topic(Scope::Channel, &name, &channel);
@@ -143,7 +201,7 @@ impl Shard {
                 {
                     return Err(no_right(channel.as_str()));
                 }
-                match (*what, request.method) {
+                match (what, request.method) {
                     ("messages", "POST") => self.post_message(request, app, &options, &speaker, topic),
                     ("messages", "GET") => self.get_messages(request, &options, &speaker, topic),
                     ("events", "POST") => self.post_event(now, request, &options, &speaker, topic),
@@ -173,7 +231,7 @@ impl Shard {
         waiting: Waiting,
         letter: impl FnOnce(u64, crate::base::ShardId) -> ToOrchestrator,
     ) -> Result<Outcome, Problem> {
-        if self.draining.is_some() && matches!(waiting, Waiting::Post) {
+        if self.draining.is_some() && matches!(waiting, Waiting::Post(_)) {
             return Err(Problem::new(503, "draining", "this node is going away").retry_after(5));
         }
         if self.asks_are_full() {
@@ -218,6 +276,9 @@ impl Shard {
             }
         };
         let draft = Box::new(Draft {
+            kind: EventKind::MessageNew,
+            target: None,
+            detail: None,
             app,
             topic,
             user_id,
@@ -228,7 +289,99 @@ impl Shard {
             idempotency_key,
             by_server,
         });
-        self.ask(Waiting::Post, |ticket, asker| ToOrchestrator::Post { ticket, asker, draft })
+        self.ask(Waiting::Post(201), |ticket, asker| ToOrchestrator::Post { ticket, asker, draft })
+    }
+
+    /// Edits, deletes, retracts, reacts: the message is looked for by the orchestrator.
+    #[allow(clippy::too_many_arguments, reason = "each is a different part of one request, checked before")]
+    fn change_message(
+        &mut self,
+        request: &ApiRequest<'_>,
+        app: AppId,
+        options: &AppOptions,
+        speaker: &Speaker,
+        topic: Topic,
+        message: Ulid,
+        change: Change,
+    ) -> Result<Outcome, Problem> {
+        let (user_id, user_name, by_server) = match speaker {
+            Speaker::Anonymous => {
+                return Err(Problem::new(401, "token_needed", "changing a message asks for a token or a server key"));
+            }
+            Speaker::User(identity) => {
+                let right = match change {
+                    Change::Edit | Change::Delete => identity.write,
+                    Change::React(..) => identity.react,
+                    Change::Retract => false,
+                };
+                if !right {
+                    return Err(no_right(topic.name.as_str()));
+                }
+                (identity.user.as_str().to_owned(), identity.name.clone(), false)
+            }
+            Speaker::Server if matches!(change, Change::React(..)) => {
+                return Err(Problem::new(403, "user_needed", "a reaction is a user's: use a token"));
+            }
+            Speaker::Server => (String::new(), String::new(), true),
+        };
+        let (kind, detail) = match change {
+            Change::Edit => (EventKind::MessageUpdated, None),
+            Change::Delete => (EventKind::MessageDeleted, None),
+            Change::Retract => (EventKind::MessageRetracted, None),
+            Change::React(kind, true) => (EventKind::ReactionNew, Some(kind)),
+            Change::React(kind, false) => (EventKind::ReactionDeleted, Some(kind)),
+        };
+        let content = if kind == EventKind::MessageUpdated {
+            validate::content(&parse_body(request.body)?, options.message_bytes_max)?
+        } else {
+            validate::Content { text: None, data: None, client_id: None }
+        };
+        let draft = Box::new(Draft {
+            kind,
+            target: Some(message),
+            detail: detail.map(|kind| kind.as_str().to_owned()),
+            app,
+            topic,
+            user_id,
+            user_name,
+            text: content.text,
+            data: content.data,
+            client_id: content.client_id,
+            idempotency_key: request.idempotency_key.map(str::to_owned),
+            by_server,
+        });
+        self.ask(Waiting::Post(200), |ticket, asker| ToOrchestrator::Post { ticket, asker, draft })
+    }
+
+    fn ban(
+        &mut self,
+        now: Now,
+        request: &ApiRequest<'_>,
+        speaker: &Speaker,
+        app: &Name,
+        user: Name,
+    ) -> Result<Outcome, Problem> {
+        if *speaker != Speaker::Server {
+            return Err(Problem::new(403, "server_key_needed", "bans are set with the server key"));
+        }
+        let body: BanBody<'_> = match request.method {
+            "PUT" if request.body.is_empty() => BanBody::default(),
+            "PUT" => parse_body(request.body)?,
+            "DELETE" => {
+                let channel = form_urlencoded::parse(request.query.as_bytes()).find(|(key, _)| key == "channel");
+                BanBody { channel: channel.map(|(_, value)| value.into_owned().into()), expires_at: None }
+            }
+            _ => return Err(wrong_method("PUT, DELETE")),
+        };
+        if body.expires_at.is_some_and(|at| at <= now.wall_ms) {
+            return Err(Problem::new(400, "bad_expires_at", "expires_at is Unix milliseconds and lies in the future"));
+        }
+        let channel = body.channel.as_deref().map(|channel| {
+            Name::new(channel).map_err(|bad| Problem::new(400, "bad_name", format!("channel {channel:?}: {bad}")))
+        });
+        let ban = Ban { app: app.clone(), user, channel: channel.transpose()?, expires_ms: body.expires_at };
+        let lift = request.method == "DELETE";
+        self.ask(Waiting::Done(200), |ticket, asker| ToOrchestrator::Ban { ticket, asker, ban, lift })
     }
 
     fn get_messages(
@@ -257,12 +410,10 @@ impl Shard {
                 _ => {}
             }
         }
-        let range = match (before, since) {
-            (Some(_), Some(_)) => return Err(Problem::new(400, "bad_query", "give `before` or `since`, not both")),
-            (Some(seq), None) => Range::Before(seq),
-            (None, Some(seq)) => Range::Since(seq),
-            (None, None) => Range::Latest,
-        };
+        if before.is_some() && since.is_some() {
+            return Err(Problem::new(400, "bad_query", "give `before` or `since`, not both"));
+        }
+        let range = range(before, since);
         self.ask(Waiting::Page, |ticket, asker| ToOrchestrator::AskPage { ticket, asker, topic, range, limit })
     }
 
@@ -326,12 +477,16 @@ impl Shard {
             ..Event::new(kind, topic, now.wall_ms)
         };
         let sealed = Sealed::seal(&event).map_err(|bad| Problem::new(413, "message_too_large", bad.to_string()))?;
+        if row.class == Class::Critical {
+            // It may not be lost, so it takes a credit, and those are the orchestrator's.
+            return self.ask(Waiting::Done(202), |ticket, asker| ToOrchestrator::Publish { ticket, asker, sealed });
+        }
         self.actions.push_back(Action::Publish(sealed));
         Ok(Outcome::Done(ApiAnswer::json(202, b"{}".to_vec())))
     }
 
     pub(super) fn on_request_posted(&mut self, ticket: u64, waiting: &Waiting, answer: Result<Posted, Problem>) {
-        debug_assert!(matches!(waiting, Waiting::Post));
+        let &Waiting::Post(status) = waiting else { return };
         let answer = match answer {
             Ok(posted) => {
                 let mut body = Vec::with_capacity(128);
@@ -344,7 +499,7 @@ impl Shard {
                 body.extend_from_slice(b",\"created_at\":");
                 put_number(&mut body, posted.created_at_ms);
                 body.push(b'}');
-                ApiAnswer::json(201, body)
+                ApiAnswer::json(status, body)
             }
             Err(problem) => problem.into(),
         };
@@ -355,24 +510,19 @@ impl Shard {
         debug_assert!(matches!(waiting, Waiting::Page));
         let answer = match answer {
             Ok(page) => {
-                let mut body = Vec::with_capacity(256 * page.events.len() + 64);
-                body.extend_from_slice(b"{\"messages\":[");
-                for (i, sealed) in page.events.iter().enumerate() {
-                    if i > 0 {
-                        body.push(b',');
-                    }
-                    put_json(&mut body, &sealed.to_event());
-                }
-                body.extend_from_slice(b"],\"epoch\":");
-                put_string(&mut body, &show_epoch(page.epoch));
-                body.extend_from_slice(b",\"head\":");
-                put_number(&mut body, page.head);
-                body.push(b'}');
+                let body = [&b"{"[..], &page_members(&page), b"}"].concat();
                 ApiAnswer::json(200, body)
             }
             Err(problem) => problem.into(),
         };
         self.actions.push_back(Action::Answer { ticket, answer });
+    }
+
+    pub(super) fn on_done(&mut self, ticket: u64, answer: Result<(), Problem>) {
+        if let Some(Pending::Request(Waiting::Done(status))) = self.pending.remove(&ticket) {
+            let answer = answer.map_or_else(Into::into, |()| ApiAnswer::json(status, b"{}".to_vec()));
+            self.actions.push_back(Action::Answer { ticket, answer });
+        }
     }
 
     pub(super) fn on_viewers_answer(&mut self, ticket: u64, connections: u64) {

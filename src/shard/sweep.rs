@@ -7,6 +7,7 @@ use super::channel::Head;
 use super::deliver::entry;
 use super::write::NO_CHANNEL;
 use super::{Action, Shard};
+use crate::base::alarm::WHEEL_SECONDS;
 use crate::base::{ChannelKey, Class, ClientId, Now};
 use crate::fanout::client::{Behind, Client, Payload, Phase};
 use crate::fanout::index::{Member, TopicNo};
@@ -14,6 +15,9 @@ use crate::post::letters::ToOrchestrator;
 use crate::wire::close::Closing;
 use crate::wire::event::EventKind;
 use crate::wire::frame::{Opcode, put_frame};
+
+/// So long before its token runs out a client is told, in milliseconds.
+const EXPIRY_TOLD_MS: u64 = 60_000;
 
 impl Shard {
     /// When [`Shard::on_alarm`] has something to do, in monotonic milliseconds.
@@ -49,6 +53,8 @@ impl Shard {
 
     /// Asks the wheel to look at the client not later than `at_s`.
     pub(super) fn schedule_check(&mut self, id: ClientId, at_s: u32) {
+        // The wheel is only so wide; what lies further ahead is looked at early and put off again.
+        let at_s = at_s.min((self.wheel.next_s() + WHEEL_SECONDS as u64 - 1) as u32);
         let Some(client) = self.client_mut(id) else { return };
         if at_s == 0 || (client.check_s != 0 && client.check_s <= at_s) {
             return;
@@ -89,6 +95,9 @@ impl Shard {
             self.close(now, id, Closing::Silent);
             return;
         }
+        let expires_ms = client.identity.as_ref().map_or(u64::MAX, |identity| identity.expires_ms);
+        let tells_expiry = !client.expiry_told && expires_ms.saturating_sub(now.wall_ms) <= EXPIRY_TOLD_MS;
+        client.expiry_told |= tells_expiry;
         let beats = client.heartbeat_at_s != 0 && client.heartbeat_at_s <= now_s;
         if beats {
             client.heartbeat_at_s = now_s + u32::from(client.heartbeat_s);
@@ -102,6 +111,11 @@ impl Shard {
         if beats {
             self.say_health_check(now, id);
         }
+        if tells_expiry {
+            self.account.of_mut(Class::Critical).published += 1;
+            let payload = Payload::Own(crate::wire::reply::token_expiring(expires_ms).into());
+            self.enqueue(now, id, entry(now, EventKind::TokenExpiring, NO_CHANNEL, 0, 0, payload));
+        }
         if pings {
             let mut frame = Vec::with_capacity(2);
             put_frame(&mut frame, Opcode::Ping, b"");
@@ -109,6 +123,17 @@ impl Shard {
             self.enqueue(now, id, entry(now, EventKind::HealthCheck, NO_CHANNEL, 0, 0, Payload::Own(frame.into())));
         }
         self.schedule_check(id, next.unwrap_or(next_silence).max(now_s + 1));
+        self.schedule_expiry(now, id);
+    }
+
+    /// Looks at the client again when its token is about to run out. After that it reads on and writes nothing.
+    pub(super) fn schedule_expiry(&mut self, now: Now, id: ClientId) {
+        let Some(client) = self.client(id) else { return };
+        let Some(identity) = client.identity.as_ref().filter(|_| !client.expiry_told) else { return };
+        let left_ms = identity.expires_ms.saturating_sub(now.wall_ms).saturating_sub(EXPIRY_TOLD_MS);
+        // A token may be good for years; the wheel looks at the client far more often than that.
+        let at_s = now.mono_s().saturating_add(left_ms.div_ceil(1_000)).saturating_add(1);
+        self.schedule_check(id, u32::try_from(at_s).unwrap_or(u32::MAX));
     }
 
     /// The peer closed: what waits and the answering Close are written, then it ends.
@@ -211,13 +236,27 @@ impl Shard {
             });
         }
         let topics: Vec<TopicNo> = client.subs().map(|sub| sub.topic).collect();
-        let user = client.user_place.take();
+        let places = std::mem::take(&mut client.places);
         for no in topics {
             self.leave(now, id, no);
         }
-        if let Some((no, position)) = user {
+        for (no, position) in places {
             self.index.unsubscribe(no, position);
         }
+    }
+
+    /// Leaves one channel while the connection lives on: what waits of it is dropped too, for its number may be given
+    /// to another channel.
+    pub(super) fn leave_channel(&mut self, now: Now, id: ClientId, no: TopicNo) {
+        if self.client(id).is_none_or(|client| client.sub(no).is_none()) {
+            return;
+        }
+        self.leave(now, id, no);
+        let client = self.places[id.slot as usize].client.as_mut();
+        if let Some(behind) = client.and_then(|client| client.behind.as_mut()) {
+            behind.outbox.forget(no.0, &mut self.account);
+        }
+        self.refresh(id.slot);
     }
 
     /// Leaves one channel: index, filter and room in one step.

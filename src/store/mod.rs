@@ -18,6 +18,7 @@ mod sqlite_commit;
 mod sqlite_rows;
 mod sqlite_schema;
 
+pub use crate::post::letters::Ban;
 pub use event::{Appended, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk, Position, StoredEvent};
 pub use group::{Batch, Group, GroupOptions};
 pub use memory::Memory;
@@ -77,19 +78,6 @@ pub struct Alarm {
     pub tries: u32,
     /// Tells this setting of the slot from an earlier or later one; rises with every set.
     pub version: u64,
-}
-
-/// A ban. There is one slot for each app, user and channel, and one for the user in the whole app.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ban {
-    /// The tenant.
-    pub app: Name,
-    /// Who is banned.
-    pub user: Name,
-    /// From this channel only; `None` is from all.
-    pub channel: Option<Name>,
-    /// When it ends, in Unix milliseconds; `None` is never.
-    pub expires_ms: Option<u64>,
 }
 
 /// Why the store did not do what was asked. Nothing was changed, unless the variant says otherwise.

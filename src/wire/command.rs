@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::event::{EventKind, KindSet};
 use super::http::{Since, parse_epoch, parse_filter};
-use crate::base::Name;
+use crate::base::{Name, Ulid};
 
 /// The longest `id` of a command that is echoed, in bytes of JSON.
 pub const ID_BYTES_MAX: usize = 128;
@@ -47,6 +47,33 @@ pub enum Command<'a> {
         channel: Name,
         /// Began.
         start: bool,
+    },
+    /// React to a message, or take a reaction back.
+    Reaction {
+        /// Where.
+        channel: Name,
+        /// Which message.
+        message: Ulid,
+        /// Which reaction: a name.
+        kind: Name,
+        /// It is added.
+        add: bool,
+    },
+    /// Stored events of a channel.
+    History {
+        /// Which channel.
+        channel: Name,
+        /// Those before this seq.
+        before: Option<u64>,
+        /// Those after this seq.
+        since: Option<u64>,
+        /// At most so many.
+        limit: Option<u32>,
+    },
+    /// A newer token.
+    Auth {
+        /// The token.
+        token: Cow<'a, str>,
     },
     /// A custom event.
     Event {
@@ -101,8 +128,8 @@ pub struct CommandError {
 
 #[derive(Deserialize)]
 struct Raw<'a> {
-    #[serde(borrow, rename = "type")]
-    kind: Cow<'a, str>,
+    #[serde(borrow)]
+    r#type: Cow<'a, str>,
     #[serde(borrow, default)]
     id: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -111,6 +138,16 @@ struct Raw<'a> {
     epoch: Option<Cow<'a, str>>,
     #[serde(default)]
     since: Option<u64>,
+    #[serde(default)]
+    before: Option<u64>,
+    #[serde(default)]
+    limit: Option<u32>,
+    #[serde(borrow, default)]
+    message: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    kind: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    token: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     filter: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
@@ -147,10 +184,10 @@ pub fn parse(text: &str) -> Result<Parsed<'_>, CommandError> {
     };
     let error = |code, message: String| CommandError { code, message, id: id.map(str::to_owned) };
     let channel = || match raw.channel.as_deref() {
-        None => Err(error("missing_field", format!("{} needs a channel", raw.kind))),
+        None => Err(error("missing_field", format!("{} needs a channel", raw.r#type))),
         Some(text) => Name::new(text).map_err(|bad| error("bad_field", format!("channel {text:?}: {bad}"))),
     };
-    let command = match &*raw.kind {
+    let command = match &*raw.r#type {
         "ping" => Command::Ping,
         "subscribe" => Command::Subscribe {
             channel: channel()?,
@@ -181,6 +218,34 @@ pub fn parse(text: &str) -> Result<Parsed<'_>, CommandError> {
                 Some("stop") => false,
                 _ => return Err(error("bad_field", "state is \"start\" or \"stop\"".into())),
             },
+        },
+        "reaction" => Command::Reaction {
+            channel: channel()?,
+            message: match raw.message.as_deref() {
+                Some(text) => {
+                    Ulid::parse(text).ok_or_else(|| error("bad_field", format!("message {text:?} is no message id")))?
+                }
+                None => return Err(error("missing_field", "reaction needs a message".into())),
+            },
+            kind: match raw.kind.as_deref() {
+                Some(text) => Name::new(text).map_err(|bad| error("bad_field", format!("kind {text:?}: {bad}")))?,
+                None => return Err(error("missing_field", "reaction needs a kind".into())),
+            },
+            add: match raw.state.as_deref() {
+                Some("add") => true,
+                Some("remove") => false,
+                _ => return Err(error("bad_field", "state is \"add\" or \"remove\"".into())),
+            },
+        },
+        "history" => {
+            if raw.before.is_some() && raw.since.is_some() {
+                return Err(error("bad_field", "give before or since, not both".into()));
+            }
+            Command::History { channel: channel()?, before: raw.before, since: raw.since, limit: raw.limit }
+        }
+        "auth" => match raw.token {
+            Some(token) => Command::Auth { token },
+            None => return Err(error("missing_field", "auth needs a token".into())),
         },
         "event" => Command::Event {
             channel: channel()?,

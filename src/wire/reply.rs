@@ -183,6 +183,27 @@ pub fn ack_taken(id: Option<&str>) -> Vec<u8> {
     Object::new(EventKind::Ack).id(id).frame()
 }
 
+/// `authenticated`: the token holds, until then in Unix milliseconds.
+#[must_use]
+pub fn authenticated(id: Option<&str>, user: &str, expires_at_ms: u64) -> Vec<u8> {
+    Object::new(EventKind::Authenticated).id(id).text("user", user).number("expires_at", expires_at_ms).frame()
+}
+
+/// `token.expiring`: the token ends then, in Unix milliseconds.
+#[must_use]
+pub fn token_expiring(expires_at_ms: u64) -> Vec<u8> {
+    Object::new(EventKind::TokenExpiring).number("expires_at", expires_at_ms).frame()
+}
+
+/// `history`: `body` is the members of a page as the HTTP call answers it, without the braces.
+#[must_use]
+pub fn history(id: Option<&str>, channel: &str, body: &str) -> Vec<u8> {
+    let mut object = Object::new(EventKind::History).id(id).text("channel", channel);
+    object.0.push(b',');
+    object.0.extend_from_slice(body.as_bytes());
+    object.frame()
+}
+
 /// `draining`: the node goes away; come back after so many milliseconds.
 #[must_use]
 pub fn draining(retry_after_ms: u32) -> Vec<u8> {

@@ -1,0 +1,155 @@
+//! Bans: stored first, then in force, then told to every connection of the user.
+//!
+//! Questions of apps flow in; a ban for the store, then a `user.banned` for the user's partition flow out. Always true: a
+//! ban that was acknowledged survives the process, and one that has expired stops nobody.
+
+use std::collections::BTreeMap;
+
+use super::{Action, Orchestrator};
+use crate::base::{Name, Now, ShardId};
+use crate::post::letters::{Ban, ToShard};
+use crate::store::StoreError;
+use crate::wire::event::EventKind;
+use crate::wire::problem::Problem;
+use crate::wire::sealed::{Event, Member, Sealed};
+use crate::wire::topic::Scope;
+
+/// The bans in force, and those on their way to the store.
+#[derive(Debug, Default)]
+pub(super) struct Bans {
+    in_force: BTreeMap<(Name, Name), BTreeMap<Option<Name>, Option<u64>>>,
+    saving: BTreeMap<u64, Saving>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Saving {
+    ticket: u64,
+    asker: ShardId,
+    ban: Ban,
+    lift: bool,
+}
+
+impl Bans {
+    pub(super) fn new(bans: impl IntoIterator<Item = Ban>) -> Self {
+        let mut all = Self::default();
+        for ban in bans {
+            all.apply(&ban, false);
+        }
+        all
+    }
+
+    /// Whether this user may watch and write here.
+    pub(super) fn check(
+        &self,
+        app: &Name,
+        user: &Name,
+        channel: Option<&Name>,
+        now_wall_ms: u64,
+    ) -> Result<(), Problem> {
+        // Most apps ban nobody; then nothing is cloned to look.
+        if self.in_force.is_empty() {
+            return Ok(());
+        }
+        let Some(bans) = self.in_force.get(&(app.clone(), user.clone())) else { return Ok(()) };
+        let holds = |place: &Option<Name>| {
+            bans.get(place).is_some_and(|expires| expires.is_none_or(|expires_ms| expires_ms > now_wall_ms))
+        };
+        if holds(&None) || channel.is_some_and(|channel| holds(&Some(channel.clone()))) {
+            return Err(Problem::new(403, "banned", "this user is banned"));
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, ban: &Ban, lift: bool) {
+        let key = (ban.app.clone(), ban.user.clone());
+        let bans = self.in_force.entry(key.clone()).or_default();
+        if lift {
+            bans.remove(&ban.channel);
+        } else {
+            bans.insert(ban.channel.clone(), ban.expires_ms);
+        }
+        if bans.is_empty() {
+            self.in_force.remove(&key);
+        }
+    }
+
+    /// Forgets what has expired; the store sweeps its own.
+    pub(super) fn sweep(&mut self, now_wall_ms: u64) {
+        self.in_force.retain(|_, bans| {
+            bans.retain(|_, expires| expires.is_none_or(|expires_ms| expires_ms > now_wall_ms));
+            !bans.is_empty()
+        });
+    }
+}
+
+impl Orchestrator {
+    pub(super) fn ban(&mut self, ticket: u64, asker: ShardId, ban: Ban, lift: bool) {
+        let number = self.bans.next;
+        self.bans.next += 1;
+        self.bans.saving.insert(number, Saving { ticket, asker, ban: ban.clone(), lift });
+        self.actions.push_back(Action::SaveBan { number, ban, lift });
+    }
+
+    /// A ban is durable, or is not.
+    pub fn on_ban_saved(&mut self, now: Now, number: u64, result: Result<(), StoreError>) {
+        let Some(Saving { ticket, asker, ban, lift }) = self.bans.saving.remove(&number) else { return };
+        let answer = match result {
+            Err(error) => Err(super::publish::store_problem(&error)),
+            Ok(()) => {
+                self.bans.apply(&ban, lift);
+                if !lift {
+                    self.tell_banned(now, &ban);
+                }
+                Ok(())
+            }
+        };
+        self.answer(asker, ToShard::Done { ticket, answer });
+    }
+
+    /// The event is what ends the connections: each shard closes those it delivers it to, behind it.
+    fn tell_banned(&mut self, now: Now, ban: &Ban) {
+        let mut members = Vec::new();
+        if let Some(channel) = &ban.channel {
+            members.push(("channel".to_owned(), Member::Text(channel.as_str().to_owned())));
+        }
+        if let Some(expires_ms) = ban.expires_ms {
+            members.push(("expires_at".to_owned(), Member::Number(expires_ms)));
+        }
+        let topic = self.hasher.topic(Scope::User, &ban.app, &ban.user);
+        let event = Event {
+            user_id: ban.user.as_str().to_owned(),
+            members,
+            ..Event::new(EventKind::UserBanned, topic, now.wall_ms)
+        };
+        if let Ok(sealed) = Sealed::seal(&event) {
+            self.publish_with_credit(sealed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bans_hold_where_and_as_long_as_they_say() {
+        let name = |text: &str| Name::new(text).unwrap();
+        let ban = |channel: Option<&str>, expires_ms| Ban {
+            app: name("demo"),
+            user: name("eve"),
+            channel: channel.map(name),
+            expires_ms,
+        };
+        let mut bans = Bans::new([ban(Some("race"), Some(1_000))]);
+        let check =
+            |bans: &Bans, channel: &str, now| bans.check(&name("demo"), &name("eve"), Some(&name(channel)), now);
+        assert_eq!(check(&bans, "race", 999).unwrap_err().code, "banned");
+        assert!(check(&bans, "race", 1_000).is_ok() && check(&bans, "lobby", 0).is_ok());
+        bans.apply(&ban(None, None), false);
+        assert!(check(&bans, "lobby", u64::MAX).is_err());
+        bans.apply(&ban(None, None), true);
+        bans.sweep(1_000);
+        assert!(bans.in_force.is_empty());
+    }
+}

@@ -63,10 +63,10 @@ impl Shard {
 
     fn append(&mut self, no: TopicNo, sealed: &Sealed) {
         let row = sealed.kind().row();
-        let live = u64::from(self.index.live(no));
         let (tail, bytes_max) = (self.options.tail_events as usize, self.options.tick_bytes_max as usize);
         let key = self.merge_key(sealed);
         let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
+        let live = channel.audience(&self.index);
         if row.stored {
             channel.remember(sealed, tail);
         }
@@ -194,7 +194,7 @@ impl Shard {
     }
 
     /// Gives a client that resumes its next stored events, when the last ones are written.
-    pub(super) fn continue_resume(&mut self, _now: Now, id: ClientId, no: TopicNo) {
+    pub(super) fn continue_resume(&mut self, now: Now, id: ClientId, no: TopicNo) {
         let bytes_max = self.options.write_bytes as usize;
         let Some(place) = self.places.get_mut(id.slot as usize) else { return };
         let Some(client) = place.client.as_mut().filter(|_| place.generation == id.generation) else { return };
@@ -208,11 +208,7 @@ impl Shard {
             return;
         };
         if next_seq > last_seq {
-            let state = channel.entering();
-            if let Some(sub) = client.sub_mut(no) {
-                sub.state = state;
-            }
-            self.refresh(id.slot);
+            self.end_resume(now, id, no);
             return;
         }
         let from = match channel.tail.front() {
@@ -240,6 +236,31 @@ impl Shard {
             .cloned()
             .collect();
         self.give_recovered(id, no, next_seq, &events, dialect);
+    }
+
+    /// The cursor has come to the head: from here on it gets what is live. What lies in ticks was appended while it
+    /// read: what is stored among it came by the cursor, so none of it is sent again, but critical events.
+    fn end_resume(&mut self, now: Now, id: ClientId, no: TopicNo) {
+        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
+        let client = self.places[id.slot as usize].client.as_mut();
+        let Some(client) = client else { return };
+        let conn = client.conn;
+        let Some(sub) = client.sub_mut(no) else { return };
+        let member = self.index.members(no).get(sub.position as usize);
+        let owed = member.map(|member| channel.owed(member, sub)).unwrap_or_default();
+        (sub.state, sub.begins) = (SubState::Live, channel.begins());
+        self.refresh(id.slot);
+        for sealed in owed {
+            let class = sealed.kind().row().class;
+            if sealed.exclude() == conn {
+                self.account.of_mut(class).excluded += 1;
+            } else if class == Class::Critical {
+                let payload = self.payload_for(id, &sealed);
+                self.enqueue(now, id, entry(now, sealed.kind(), no.0, 0, 0, payload));
+            } else {
+                self.account.of_mut(class).filtered += 1;
+            }
+        }
     }
 
     fn on_resume_page(&mut self, now: Now, id: ClientId, no: TopicNo, answer: Result<Page, Problem>) {

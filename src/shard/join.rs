@@ -303,7 +303,7 @@ impl Shard {
         let rkyv = self.client(id).is_some_and(|client| client.dialect == crate::wire::http::Dialect::Rkyv);
         if let Some(client) = self.client_mut(id) {
             let state = SubState::Opening(Box::new(owed));
-            client.add_sub(Sub { topic: no, position: subscribed.position, room, filter, state });
+            client.add_sub(Sub { topic: no, position: subscribed.position, room, filter, state, begins: None });
         }
         self.refresh(id.slot);
         let Some(channel) = self.channel_mut(no) else { return };
@@ -342,8 +342,9 @@ impl Shard {
             Some(since) if honoured == Some(true) && since.seq < last_seq => {
                 SubState::Resuming { next_seq: since.seq + 1, asked: false }
             }
-            _ => channel.entering(),
+            _ => SubState::Live,
         };
+        let begins = channel.begins();
         let name = channel.name.clone();
         let room = format!("{name}/{shard}/{room}");
         let ready = reply::Ready {
@@ -359,7 +360,7 @@ impl Shard {
         let frame = if owed.first { reply::ready(&ready) } else { reply::subscribed(owed.id.as_deref(), &ready) };
         let resumes = matches!(state, SubState::Resuming { .. });
         if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
-            sub.state = state;
+            (sub.state, sub.begins) = (state, begins);
         }
         self.say_first(id, &[frame]);
         if resumes {

@@ -452,9 +452,7 @@ impl Shard {
             client.phase == Phase::Open
                 && client.behind.is_none()
                 && client.dialect == crate::wire::http::Dialect::Json
-                && client.subs().all(|sub| {
-                    sub.state == crate::fanout::client::SubState::Live && sub.filter == crate::wire::event::KindSet::ALL
-                })
+                && client.subs().all(crate::fanout::client::Sub::is_plain)
         });
         place.flags = if easy { place.flags | EASY } else { place.flags & !EASY };
     }

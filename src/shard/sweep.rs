@@ -229,7 +229,7 @@ impl Shard {
         let member: Option<Member> = self.index.members(no).get(sub.position as usize).copied();
         if let Some(member) = member {
             debug_assert_eq!(member.client, id.slot, "a subscription knows its place");
-            channel.settle_leaver(&member, sub.position, &sub.state, &mut self.account);
+            channel.settle_leaver(&member, &sub, &mut self.account);
         }
         channel.rkyv_viewers -= u32::from(rkyv);
         if !matches!(channel.head, Head::Open { .. }) {

@@ -232,6 +232,12 @@ impl Shard {
             let Some(client) = &mut place.client else { continue };
             let way = choose_way(client, place.flags & BUSY != 0, no, &frozen);
             let id = ClientId { slot: member.client, generation: place.generation };
+            if !matches!(way, Way::Nothing)
+                && let Some(sub) = client.sub_mut(no)
+                && sub.begins.take().is_some()
+            {
+                touched.push(member.client);
+            }
             match way {
                 Way::Nothing => {}
                 Way::Slice => {
@@ -242,11 +248,6 @@ impl Shard {
                 Way::Outbox { from } => {
                     let queued = queue_from(now, client, no, &frozen, from, &self.options.outbox, &mut self.account);
                     self.stages.queue_writes += queued.written;
-                    if let Some(sub) = client.sub_mut(no)
-                        && matches!(sub.state, SubState::Entering { .. })
-                    {
-                        sub.state = SubState::Live;
-                    }
                     if queued.overrun {
                         overrun.push(id);
                     }
@@ -481,11 +482,10 @@ enum Way {
 
 fn choose_way(client: &Client, busy: bool, no: TopicNo, frozen: &Frozen) -> Way {
     let Some(sub) = client.sub(no) else { return Way::Nothing };
-    let from = match &sub.state {
-        SubState::Opening(_) => return Way::Nothing,
-        SubState::Entering { tick, frame } if *tick == frozen.number => *frame as usize,
-        _ => 0,
-    };
+    let from = sub.skipped(frozen.number);
+    if matches!(sub.state, SubState::Opening(_)) || from == usize::MAX {
+        return Way::Nothing;
+    }
     let as_it_is = from == 0
         && !matches!(sub.state, SubState::Resuming { .. })
         && client.phase == Phase::Open

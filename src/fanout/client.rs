@@ -338,6 +338,12 @@ impl Client {
         Some(self.more.swap_remove(at))
     }
 
+    /// `connection.ready` is still owed: until it is said, nothing else may be.
+    #[must_use]
+    pub fn awaits_ready(&self) -> bool {
+        matches!(&self.first, Some(Sub { state: SubState::Opening(owed), .. }) if owed.first)
+    }
+
     /// How many channels it watches.
     #[must_use]
     pub fn channels(&self) -> usize {

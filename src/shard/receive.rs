@@ -4,12 +4,12 @@
 //! answered and counted, and more than 20 bad commands a minute end the connection.
 
 use super::deliver::entry;
-use super::join::{Want, no_right};
+use super::join::{Want, no_right, show_conn};
 use super::write::NO_CHANNEL;
 use super::{Action, Pending, Shard};
 use crate::admission::validate;
 use crate::base::{Class, ClientId, Name, Now};
-use crate::fanout::client::{Client, Payload, Phase};
+use crate::fanout::client::{Client, Payload, Phase, SubState};
 use crate::post::letters::ToShard;
 use crate::post::letters::{Draft, Identity, Posted, ToOrchestrator};
 use crate::wire::close::Closing;
@@ -67,13 +67,12 @@ impl Shard {
                 }
             }
         }
-        answers.extend(close_reply);
         if !answers.is_empty() {
             self.reply(now, id, answers);
         }
         match fed {
             Fed::Open => self.pause_if_flooded(id),
-            Fed::PeerClosed => self.on_peer_close(now, id),
+            Fed::PeerClosed => self.on_peer_close(now, id, close_reply),
             Fed::Failed(closing) => self.close(now, id, closing),
         }
     }
@@ -160,7 +159,20 @@ impl Shard {
         let Some(no) = no.filter(|&no| self.client(id).is_some_and(|client| client.sub(no).is_some())) else {
             return Err(Problem::new(404, "not_subscribed", "this connection does not watch that channel"));
         };
+        let opening = self.client(id).and_then(|client| client.sub(no)).map(|sub| sub.state.clone());
         self.leave(now, id, no);
+        // Who leaves before it was let in is still owed an answer to its coming.
+        match opening {
+            Some(SubState::Opening(owed)) if owed.first => {
+                let conn = show_conn(self.client(id).map_or(0, |client| client.conn));
+                self.say_first(id, &[reply::ready_without_channel(&conn, self.options.ping_after_s)]);
+            }
+            Some(SubState::Opening(owed)) => {
+                let detail = "the connection left the channel before it was let in";
+                self.reply(now, id, reply::error(owed.id.as_deref(), "unsubscribed", detail));
+            }
+            _ => {}
+        }
         if let Some(behind) = self.client_mut(id).and_then(|client| client.behind.take()) {
             let mut behind = behind;
             behind.outbox.forget(no.0, &mut self.account);

@@ -134,6 +134,7 @@ impl Shard {
             let Some(slot) = self.ready.pop_front() else { return };
             let place = &mut self.places[slot as usize];
             let Some(client) = &mut place.client else { continue };
+            let awaits_ready = client.awaits_ready();
             let Some(behind) = &mut client.behind else { continue };
             if place.flags & BUSY != 0 {
                 self.ready.push_back(slot);
@@ -144,7 +145,9 @@ impl Shard {
                 continue;
             }
             let channels = &self.channels;
-            behind.fill(now.mono_ms(), bytes_max, &mut self.account, |no| {
+            // Before `connection.ready` only the answer to the upgrade is written.
+            let most = if awaits_ready { 0 } else { bytes_max };
+            behind.fill(now.mono_ms(), most, &mut self.account, |no| {
                 channels.get(no as usize).and_then(Option::as_ref).map(|c| c.name.clone()).unwrap_or_default()
             });
             if behind.rest.is_empty() {
@@ -436,11 +439,13 @@ impl Shard {
 
     /// Puts the client on the list of those who may write.
     pub(super) fn list(&mut self, slot: u32) {
-        let client = self.places[slot as usize].client.as_mut();
-        if let Some(behind) = client.and_then(|client| client.behind.as_mut())
+        let Some(client) = self.places[slot as usize].client.as_mut() else { return };
+        let awaits_ready = client.awaits_ready();
+        if let Some(behind) = client.behind.as_mut()
             && !behind.listed
             && behind.blocked_since_ms.is_none()
             && !behind.is_done()
+            && !(awaits_ready && behind.rest.is_empty())
         {
             behind.listed = true;
             self.ready.push_back(slot);
@@ -538,7 +543,10 @@ fn queue_from(
             queued.overrun = verdict == Verdict::Overrun;
         }
     }
-    if let Some(gap) = &frozen.overflow {
+    // Who reads by the cursor gets what the tick had no room for.
+    if let Some(gap) = &frozen.overflow
+        && !resuming
+    {
         behind.outbox.tell(gap);
     }
     queued

@@ -151,6 +151,13 @@ impl Behind {
         }
     }
 
+    /// Moves the answers that wait into the rest: the one that follows must not pass them.
+    pub fn fill_critical(&mut self) {
+        while let Some(entry) = self.outbox.pop_critical() {
+            self.rest.put(entry.payload.bytes(), Some(Class::Critical));
+        }
+    }
+
     /// Nothing waits any more.
     #[must_use]
     pub fn is_done(&self) -> bool {

@@ -358,9 +358,14 @@ impl Shard {
             viewers: owed.viewers,
         };
         let frame = if owed.first { reply::ready(&ready) } else { reply::subscribed(owed.id.as_deref(), &ready) };
+        let first = owed.first;
         let resumes = matches!(state, SubState::Resuming { .. });
         if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
             (sub.state, sub.begins) = (state, begins);
+        }
+        // An `unsubscribed` of the same channel may wait; `ready` for its part stands before everything.
+        if !first && let Some(behind) = self.client_mut(id).and_then(|client| client.behind.as_mut()) {
+            behind.fill_critical();
         }
         self.say_first(id, &[frame]);
         if resumes {
@@ -371,6 +376,9 @@ impl Shard {
     /// Puts whole frames behind what is already being written and before anything that is queued: the answer to a
     /// join, which the events of its channel must not pass.
     pub(super) fn say_first(&mut self, id: ClientId, frames: &[Vec<u8>]) {
+        if frames.is_empty() {
+            return;
+        }
         let Some(client) = self.client_mut(id) else { return };
         let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
         for frame in frames {

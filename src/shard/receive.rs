@@ -83,7 +83,8 @@ impl Shard {
         let bytes_max = self.options.outbox.bytes_max as usize / 2;
         let Some(client) = self.client_mut(id) else { return };
         let Some(behind) = &client.behind else { return };
-        let flooded = behind.outbox.waiting(Class::Critical) > half || behind.outbox.bytes() > bytes_max;
+        let bytes = behind.outbox.bytes() + behind.rest.unwritten().len();
+        let flooded = behind.outbox.waiting(Class::Critical) > half || bytes > bytes_max;
         if flooded && !client.paused {
             client.paused = true;
             self.actions.push_back(Action::PauseReads(id));

@@ -192,8 +192,8 @@ pub enum SubState {
     Resuming {
         /// The next seq to read.
         next_seq: u64,
-        /// A page was asked for.
-        asked: bool,
+        /// The ticket of the page that was asked for; 0 if none was.
+        asked: u64,
     },
 }
 

@@ -68,6 +68,9 @@ pub(super) struct Channel {
     pub(super) tail: VecDeque<Sealed>,
     /// The lowest seq that the store had when it was asked.
     pub(super) first_kept: u64,
+    /// The ticket of the page that was asked for last. An earlier one may have been asked for by a channel that had
+    /// this number before, or had nobody in between: its page may lack what came meanwhile.
+    pub(super) asked: u64,
     /// Members whose answer waits for the head.
     pub(super) waiting: Vec<crate::base::ClientId>,
 }
@@ -87,6 +90,7 @@ impl Channel {
             rkyv_viewers: 0,
             tail: VecDeque::new(),
             first_kept: 1,
+            asked: 0,
             waiting: Vec::new(),
         }
     }

@@ -317,13 +317,18 @@ impl Shard {
 
     pub(super) fn ask_head(&mut self, no: TopicNo, topic: &Topic) {
         let limit = self.options.tail_events;
-        self.ask_page(Pending::Head(no, topic.hash), topic.clone(), Range::Latest, limit);
+        let ticket = self.ask_page(Pending::Head(no), topic.clone(), Range::Latest, limit);
+        if let Some(channel) = self.channel_mut(no) {
+            channel.asked = ticket;
+        }
     }
 
-    pub(super) fn ask_page(&mut self, pending: Pending, topic: Topic, range: Range, limit: u32) {
+    /// Asks for a page; returns the ticket.
+    pub(super) fn ask_page(&mut self, pending: Pending, topic: Topic, range: Range, limit: u32) -> u64 {
         let ticket = self.ticket(pending);
         let asker = self.options.id;
         self.actions.push_back(Action::Ask(ToOrchestrator::AskPage { ticket, asker, topic, range, limit }));
+        ticket
     }
 
     /// Answers a member whose channel's head is known, and lets it in.
@@ -340,7 +345,7 @@ impl Shard {
             .map(|since| since.epoch == epoch && since.seq <= last_seq && since.seq + 1 >= channel.first_kept);
         let state = match owed.since {
             Some(since) if honoured == Some(true) && since.seq < last_seq => {
-                SubState::Resuming { next_seq: since.seq + 1, asked: false }
+                SubState::Resuming { next_seq: since.seq + 1, asked: 0 }
             }
             _ => SubState::Live,
         };

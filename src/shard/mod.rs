@@ -175,10 +175,8 @@ enum Pending {
     Message { client: ClientId, id: Option<String>, client_id: Option<String> },
     /// An HTTP request.
     Request(request::Waiting),
-    /// The head of a channel that is new here.
-    Head(TopicNo, u64),
-    /// The hole in a channel's numbers.
-    Refetch(TopicNo, u64),
+    /// The head of a channel that is new here, or the hole in its numbers; the channel knows the ticket.
+    Head(TopicNo),
     /// The next page of a client that resumes.
     Resume { client: ClientId, topic: TopicNo },
 }

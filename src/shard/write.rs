@@ -414,7 +414,7 @@ impl Shard {
         if behind.rest.is_empty() {
             let resuming: Option<TopicNo> = client
                 .subs()
-                .find(|sub| matches!(sub.state, SubState::Resuming { asked: false, .. }))
+                .find(|sub| matches!(sub.state, SubState::Resuming { asked: 0, .. }))
                 .map(|sub| sub.topic);
             if let Some(no) = resuming {
                 self.continue_resume(now, id, no);

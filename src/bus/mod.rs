@@ -32,10 +32,15 @@ struct Line {
     placed: u64,
 }
 
-/// The event was admitted by a credit and may not be lost.
+/// The event was admitted by a credit: the orchestrator counts it, and so it must be counted here.
 fn has_credit(sealed: &Sealed) -> bool {
-    let row = sealed.kind().row();
-    row.stored || row.class == Class::Critical
+    sealed.kind().row().stored
+}
+
+/// The event waits for a full mailbox. A critical one that an app's backend posts on a shard takes no credit, and is
+/// held all the same.
+fn is_held(sealed: &Sealed) -> bool {
+    has_credit(sealed) || sealed.kind().row().class == Class::Critical
 }
 
 impl Partition {
@@ -52,7 +57,7 @@ impl Partition {
         for (i, line) in self.lines.iter_mut().enumerate() {
             if line.held.is_empty() && out.offer(ShardId(i as u16), sealed) {
                 line.placed += u64::from(credit);
-            } else if credit {
+            } else if is_held(sealed) {
                 line.held.push_back(sealed.clone());
             } else {
                 self.lost_before_fanout += 1;
@@ -69,8 +74,9 @@ impl Partition {
                     waits = true;
                     break;
                 }
+                let credit = has_credit(sealed);
                 line.held.pop_front();
-                line.placed += 1;
+                line.placed += u64::from(credit);
             }
         }
         waits
@@ -146,5 +152,18 @@ mod tests {
         assert_eq!((partition.placed(), boxes.0[0][0].seq(), boxes.0[1][0].seq()), (3, 3, 3));
         partition.publish(&event(EventKind::TypingStart, 0), &mut boxes);
         assert_eq!(boxes.0[1].len(), 2);
+    }
+
+    #[test]
+    fn rule_08_a_critical_event_of_a_shard_waits_in_line_and_gives_back_no_credit() {
+        let mut partition = Partition::new(1);
+        let mut boxes = Boxes(vec![Vec::new()], 1);
+        for _ in 0..2 {
+            partition.publish(&event(EventKind::AccessRevoked, 0), &mut boxes);
+        }
+        assert_eq!((partition.placed(), partition.held(), partition.lost_before_fanout()), (0, 1, 0));
+        boxes.0[0].clear();
+        assert!(!partition.retry(&mut boxes));
+        assert_eq!((partition.placed(), boxes.0[0].len()), (0, 1));
     }
 }

@@ -151,6 +151,13 @@ impl Behind {
         }
     }
 
+    /// Moves the answers that wait into the rest: the one that follows must not pass them.
+    pub fn fill_critical(&mut self) {
+        while let Some(entry) = self.outbox.pop_critical() {
+            self.rest.put(entry.payload.bytes(), Some(Class::Critical));
+        }
+    }
+
     /// Nothing waits any more.
     #[must_use]
     pub fn is_done(&self) -> bool {
@@ -181,20 +188,22 @@ pub enum SubState {
     Opening(Box<Owed>),
     /// It gets what is live.
     Live,
-    /// It came while this tick was open, and gets it from this frame on.
-    Entering {
-        /// The number of the tick.
-        tick: u32,
-        /// The first frame that concerns it.
-        frame: u32,
-    },
     /// It reads stored events up to the head, at its own pace, and gets nothing stored that is live.
     Resuming {
         /// The next seq to read.
         next_seq: u64,
-        /// A page was asked for.
-        asked: bool,
+        /// The ticket of the page that was asked for; 0 if none was.
+        asked: u64,
     },
+}
+
+/// Where a member that came in the middle of something begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begins {
+    /// The tick that was open when it came; what is walked before it does not concern it.
+    pub tick: u32,
+    /// The first frame of that tick that concerns it.
+    pub frame: u32,
 }
 
 /// The answer to a subscription that is not given yet.
@@ -223,6 +232,26 @@ pub struct Sub {
     pub filter: KindSet,
     /// Where it stands.
     pub state: SubState,
+    /// What it begins with, until the tick named there is walked.
+    pub begins: Option<Begins>,
+}
+
+impl Sub {
+    /// How many frames of tick `number`, from the first on, do not concern it.
+    #[must_use]
+    pub fn skipped(&self, number: u32) -> usize {
+        match self.begins {
+            Some(Begins { tick, frame }) if tick == number => frame as usize,
+            Some(Begins { tick, .. }) if tick > number => usize::MAX,
+            _ => 0,
+        }
+    }
+
+    /// It gets every tick as it is.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.state == SubState::Live && self.begins.is_none() && self.filter == KindSet::ALL
+    }
 }
 
 /// The sending rates of one client; made when it first sends something.
@@ -316,6 +345,12 @@ impl Client {
         }
         let at = self.more.iter().position(|sub| sub.topic == topic)?;
         Some(self.more.swap_remove(at))
+    }
+
+    /// `connection.ready` is still owed: until it is said, nothing else may be.
+    #[must_use]
+    pub fn awaits_ready(&self) -> bool {
+        matches!(&self.first, Some(Sub { state: SubState::Opening(owed), .. }) if owed.first)
     }
 
     /// How many channels it watches.

@@ -145,6 +145,11 @@ impl<T> Outbox<T> {
         None
     }
 
+    /// The next critical event.
+    pub fn pop_critical(&mut self) -> Option<Entry<T>> {
+        self.lanes.remove_entry(self.lanes.first(Class::Critical))
+    }
+
     /// Takes out the ordered events for which `keep` is false, such as a message whose text was retracted. They count
     /// as evicted and gaps tell them. Returns how many went. Walks the ordered lane.
     pub fn retract(&mut self, account: &mut Account, mut keep: impl FnMut(&Entry<T>) -> bool) -> usize {

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use super::Place;
 use crate::base::{Account, Class};
-use crate::fanout::client::SubState;
+use crate::fanout::client::{Begins, Sub, SubState};
 use crate::fanout::index::{Index, Member, TOMBSTONE, TopicNo};
 use crate::fanout::tick::{Frozen, Tick};
 use crate::wire::sealed::Sealed;
@@ -68,6 +68,9 @@ pub(super) struct Channel {
     pub(super) tail: VecDeque<Sealed>,
     /// The lowest seq that the store had when it was asked.
     pub(super) first_kept: u64,
+    /// The ticket of the page that was asked for last. An earlier one may have been asked for by a channel that had
+    /// this number before, or had nobody in between: its page may lack what came meanwhile.
+    pub(super) asked: u64,
     /// Members whose answer waits for the head.
     pub(super) waiting: Vec<crate::base::ClientId>,
 }
@@ -87,6 +90,7 @@ impl Channel {
             rkyv_viewers: 0,
             tail: VecDeque::new(),
             first_kept: 1,
+            asked: 0,
             waiting: Vec::new(),
         }
     }
@@ -102,32 +106,45 @@ impl Channel {
         self.tail.push_back(sealed.clone());
     }
 
-    /// The state of a member that enters now: it is owed what is appended from here on.
-    pub(super) fn entering(&mut self) -> SubState {
-        if self.open.is_empty() {
-            return SubState::Live;
+    /// Where a member begins that is let in now: it is owed what is appended from here on, and nothing of a tick whose
+    /// walk may still come to it.
+    pub(super) fn begins(&mut self) -> Option<Begins> {
+        if self.open.is_empty() && self.walk.is_none() {
+            return None;
         }
-        self.entered = true;
-        SubState::Entering { tick: self.tick, frame: self.open.counts().iter().sum() }
+        self.entered |= !self.open.is_empty();
+        Some(Begins { tick: self.tick, frame: self.open.counts().iter().sum() })
+    }
+
+    /// The tick being walked, if it has not come to this member and concerns it.
+    fn walk_ahead(&self, member: &Member, position: u32) -> Option<&Frozen> {
+        let walk = self.walk.as_ref()?;
+        let ahead = position as usize >= walk.cursor && member.first_tick <= walk.frozen.number;
+        ahead.then_some(&*walk.frozen)
+    }
+
+    /// The events of the walk and of the open tick that a member is still owed, in order.
+    pub(super) fn owed(&self, member: &Member, sub: &Sub) -> Vec<Sealed> {
+        let walked = self.walk_ahead(member, sub.position);
+        let walked = walked.into_iter().flat_map(|frozen| frozen.frames.iter().skip(sub.skipped(frozen.number)));
+        walked.chain(self.open.frames().iter().skip(sub.skipped(self.tick))).cloned().collect()
     }
 
     /// The deliveries of the open tick and of the walk that a member is still owed, as losses: it leaves.
-    pub(super) fn settle_leaver(&self, member: &Member, position: u32, state: &SubState, account: &mut Account) {
-        if matches!(state, SubState::Opening(_)) {
+    pub(super) fn settle_leaver(&self, member: &Member, sub: &Sub, account: &mut Account) {
+        // Who is not let in yet is owed nothing.
+        if matches!(sub.state, SubState::Opening(_)) {
             return;
         }
-        if let Some(walk) = &self.walk
-            && position as usize >= walk.cursor
-            && member.first_tick <= walk.frozen.number
-        {
-            let skip = skipped(state, walk.frozen.number);
-            add_counts(account, &counts_from(&walk.frozen.frames, skip));
+        if let Some(frozen) = self.walk_ahead(member, sub.position) {
+            add_counts(account, &counts_from(&frozen.frames, frozen.counts, sub.skipped(frozen.number)));
         }
-        if member.first_tick <= self.tick {
-            let skip = skipped(state, self.tick);
-            let counts = if skip == 0 { self.open.counts() } else { counts_from(self.open.frames(), skip) };
-            add_counts(account, &counts);
-        }
+        add_counts(account, &counts_from(self.open.frames(), self.open.counts(), sub.skipped(self.tick)));
+    }
+
+    /// The members that are let in; who waits for the head is owed nothing yet.
+    pub(super) fn audience(&self, index: &Index) -> u64 {
+        u64::from(index.live(self.topic)) - self.waiting.len() as u64
     }
 
     /// Adds what the members are still owed.
@@ -136,13 +153,13 @@ impl Channel {
             return;
         }
         let mut account = Account::default();
-        for (position, member) in index.members(self.topic).iter().enumerate() {
+        for member in index.members(self.topic) {
             if member.client == TOMBSTONE {
                 continue;
             }
             let client = places.get(member.client as usize).and_then(|place| place.client.as_ref());
             if let Some(sub) = client.and_then(|client| client.sub(self.topic)) {
-                self.settle_leaver(member, position as u32, &sub.state, &mut account);
+                self.settle_leaver(member, sub, &mut account);
             }
         }
         for class in Class::ALL {
@@ -151,15 +168,11 @@ impl Channel {
     }
 }
 
-/// How many frames of tick `number` do not concern a member.
-fn skipped(state: &SubState, number: u32) -> usize {
-    match state {
-        SubState::Entering { tick, frame } if *tick == number => *frame as usize,
-        _ => 0,
+/// The classes of all frames but the first `skip`; `all` are those of all.
+fn counts_from(frames: &[Sealed], all: [u32; 3], skip: usize) -> [u32; 3] {
+    if skip == 0 {
+        return all;
     }
-}
-
-fn counts_from(frames: &[Sealed], skip: usize) -> [u32; 3] {
     let mut counts = [0; 3];
     for sealed in frames.iter().skip(skip) {
         counts[sealed.kind().row().class as usize] += 1;

@@ -58,16 +58,19 @@ impl Shard {
 
     fn refetch(&mut self, no: TopicNo, since: u64) {
         if let Some(topic) = self.index.topic(no).cloned() {
-            self.ask_page(Pending::Refetch(no, topic.hash), topic, Range::Since(since), PAGE_ROWS);
+            let ticket = self.ask_page(Pending::Head(no), topic, Range::Since(since), PAGE_ROWS);
+            if let Some(channel) = self.channel_mut(no) {
+                channel.asked = ticket;
+            }
         }
     }
 
     fn append(&mut self, no: TopicNo, sealed: &Sealed) {
         let row = sealed.kind().row();
-        let live = u64::from(self.index.live(no));
         let (tail, bytes_max) = (self.options.tail_events as usize, self.options.tick_bytes_max as usize);
         let key = self.merge_key(sealed);
         let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
+        let live = channel.audience(&self.index);
         if row.stored {
             channel.remember(sealed, tail);
         }
@@ -177,15 +180,15 @@ impl Shard {
 
     pub(super) fn on_page_answer(&mut self, now: Now, ticket: u64, answer: Result<Page, Problem>) {
         match self.pending.remove(&ticket) {
-            Some(Pending::Head(no, hash) | Pending::Refetch(no, hash))
-                if self.index.topic(no).is_some_and(|topic| topic.hash == hash) =>
-            {
-                match answer {
-                    Ok(page) => self.on_head(now, no, page),
-                    Err(_) => self.retry_heads.push(no),
+            Some(Pending::Head(no)) => {
+                if self.channel_mut(no).is_some_and(|channel| channel.asked == ticket) {
+                    match answer {
+                        Ok(page) => self.on_head(now, no, page),
+                        Err(_) => self.retry_heads.push(no),
+                    }
                 }
             }
-            Some(Pending::Resume { client, topic }) => self.on_resume_page(now, client, topic, answer),
+            Some(Pending::Resume { client, topic }) => self.on_resume_page(now, ticket, client, topic, answer),
             Some(Pending::History { client, id, channel }) => {
                 self.on_history_page(now, client, id.as_deref(), &channel, answer);
             }
@@ -250,44 +253,47 @@ impl Shard {
     }
 
     /// Gives a client that resumes its next stored events, when the last ones are written.
-    pub(super) fn continue_resume(&mut self, _now: Now, id: ClientId, no: TopicNo) {
+    pub(super) fn continue_resume(&mut self, now: Now, id: ClientId, no: TopicNo) {
+        // What its filter leaves out is not written, so no end of a write would call again.
+        while self.resume_some(now, id, no) {}
+    }
+
+    /// The next step of a recovery; true if nothing was said and the next one is due.
+    fn resume_some(&mut self, now: Now, id: ClientId, no: TopicNo) -> bool {
         let bytes_max = self.options.write_bytes as usize;
-        let Some(place) = self.places.get_mut(id.slot as usize) else { return };
-        let Some(client) = place.client.as_mut().filter(|_| place.generation == id.generation) else { return };
+        let Some(place) = self.places.get_mut(id.slot as usize) else { return false };
+        let Some(client) = place.client.as_mut().filter(|_| place.generation == id.generation) else { return false };
         let dialect = client.dialect;
-        let Some(SubState::Resuming { next_seq, asked: false }) = client.sub(no).map(|sub| sub.state.clone()) else {
-            return;
+        let Some(SubState::Resuming { next_seq, asked: 0 }) = client.sub(no).map(|sub| sub.state.clone()) else {
+            return false;
         };
-        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
+        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return false };
         let Head::Open { last_seq, .. } = channel.head else {
             self.retry_resumes.push((id, no));
-            return;
+            return false;
         };
         if next_seq > last_seq {
-            let state = channel.entering();
-            if let Some(sub) = client.sub_mut(no) {
-                sub.state = state;
-            }
-            self.refresh(id.slot);
-            return;
+            self.end_resume(now, id, no);
+            return false;
         }
-        let from = match channel.tail.front() {
-            Some(first) if first.seq() <= next_seq => (next_seq - first.seq()) as usize,
+        let from = match (channel.tail.front(), channel.tail.back()) {
+            (Some(first), Some(last)) if first.seq() <= next_seq && next_seq <= last.seq() => {
+                channel.tail.partition_point(|sealed| sealed.seq() < next_seq)
+            }
             _ => {
-                if let Some(sub) = client.sub_mut(no) {
-                    sub.state = SubState::Resuming { next_seq, asked: true };
+                let Some(topic) = self.index.topic(no).cloned() else { return false };
+                let pending = Pending::Resume { client: id, topic: no };
+                let asked = self.ask_page(pending, topic, Range::Since(next_seq - 1), PAGE_ROWS);
+                if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
+                    sub.state = SubState::Resuming { next_seq, asked };
                 }
-                if let Some(topic) = self.index.topic(no).cloned() {
-                    let pending = Pending::Resume { client: id, topic: no };
-                    self.ask_page(pending, topic, Range::Since(next_seq - 1), PAGE_ROWS);
-                }
-                return;
+                return false;
             }
         };
         let mut bytes = 0;
         let events: Vec<Sealed> = channel
             .tail
-            .range(from.min(channel.tail.len())..)
+            .range(from..)
             .take_while(|sealed| {
                 let fits = bytes < bytes_max;
                 bytes += sealed.json_frame().len();
@@ -295,25 +301,57 @@ impl Shard {
             })
             .cloned()
             .collect();
-        self.give_recovered(id, no, next_seq, &events, dialect);
+        !self.give_recovered(id, no, next_seq, &events, dialect)
     }
 
-    fn on_resume_page(&mut self, now: Now, id: ClientId, no: TopicNo, answer: Result<Page, Problem>) {
+    /// The cursor has come to the head: from here on it gets what is live. What lies in ticks was appended while it
+    /// read: what is stored among it came by the cursor, so none of it is sent again, but critical events.
+    fn end_resume(&mut self, now: Now, id: ClientId, no: TopicNo) {
+        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
+        let client = self.places[id.slot as usize].client.as_mut();
+        let Some(client) = client else { return };
+        let conn = client.conn;
+        let Some(sub) = client.sub_mut(no) else { return };
+        let member = self.index.members(no).get(sub.position as usize);
+        let owed = member.map(|member| channel.owed(member, sub)).unwrap_or_default();
+        (sub.state, sub.begins) = (SubState::Live, channel.begins());
+        self.refresh(id.slot);
+        for sealed in owed {
+            let class = sealed.kind().row().class;
+            if sealed.exclude() == conn {
+                self.account.of_mut(class).excluded += 1;
+            } else if class == Class::Critical {
+                let payload = self.payload_for(id, &sealed);
+                self.enqueue(now, id, entry(now, sealed.kind(), no.0, 0, 0, payload));
+            } else {
+                self.account.of_mut(class).filtered += 1;
+            }
+        }
+    }
+
+    fn on_resume_page(&mut self, now: Now, ticket: u64, id: ClientId, no: TopicNo, answer: Result<Page, Problem>) {
         let Some(client) = self.client_mut(id) else { return };
         let dialect = client.dialect;
         let Some(sub) = client.sub_mut(no) else { return };
-        let SubState::Resuming { next_seq, .. } = sub.state else { return };
-        sub.state = SubState::Resuming { next_seq, asked: false };
+        // It may have left and come again, or the number may be that of another channel by now.
+        let SubState::Resuming { next_seq, asked } = sub.state else { return };
+        if asked != ticket {
+            return;
+        }
+        sub.state = SubState::Resuming { next_seq, asked: 0 };
         match answer {
             Ok(page) if page.events.is_empty() && page.head >= next_seq => {
                 // Retention was faster than the reader: what is gone is told.
                 self.tell_unkept(id, no, next_seq, page.first_kept.max(next_seq + 1));
             }
-            Ok(page) => self.give_recovered(id, no, next_seq, &page.events, dialect),
+            Ok(page) => {
+                if !self.give_recovered(id, no, next_seq, &page.events, dialect) {
+                    self.continue_resume(now, id, no);
+                }
+            }
             Err(_) => self.retry_resumes.push((id, no)),
         }
         self.list(id.slot);
-        let _ = now;
     }
 
     fn tell_unkept(&mut self, id: ClientId, no: TopicNo, from_seq: u64, next_seq: u64) {
@@ -321,11 +359,12 @@ impl Shard {
         let lost = (next_seq - from_seq).min(u64::from(u32::MAX)) as u32;
         let frame = crate::wire::reply::gap(&name, from_seq, next_seq - 1, &[(EventKind::MessageNew, lost)]);
         if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
-            sub.state = SubState::Resuming { next_seq, asked: false };
+            sub.state = SubState::Resuming { next_seq, asked: 0 };
         }
         self.say_first(id, &[frame]);
     }
 
+    /// Says the next stored events; false if there was nothing to say.
     fn give_recovered(
         &mut self,
         id: ClientId,
@@ -333,18 +372,20 @@ impl Shard {
         next_seq: u64,
         events: &[Sealed],
         dialect: crate::wire::http::Dialect,
-    ) {
+    ) -> bool {
         let filter = self.client(id).and_then(|c| c.sub(no)).map_or(crate::wire::event::KindSet::ALL, |s| s.filter);
         // The store may be ahead of the bus: what was not appended here yet comes live, and must not come twice.
         let appended = match self.channel_mut(no).map(|channel| &channel.head) {
             Some(Head::Open { last_seq, .. }) => *last_seq,
             Some(Head::Asked { since, .. }) => since.unwrap_or(0),
-            None => return,
+            None => return true,
         };
+        let mut said = false;
         if let Some(first) = events.first()
             && first.seq() > next_seq
         {
             self.tell_unkept(id, no, next_seq, first.seq());
+            said = true;
         }
         let mut frames = Vec::new();
         let mut next = next_seq;
@@ -358,9 +399,10 @@ impl Shard {
             }
         }
         if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
-            sub.state = SubState::Resuming { next_seq: next, asked: false };
+            sub.state = SubState::Resuming { next_seq: next, asked: 0 };
         }
         self.say_first(id, &frames);
+        said || !frames.is_empty()
     }
 }
 

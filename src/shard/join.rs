@@ -307,7 +307,7 @@ impl Shard {
         let rkyv = self.client(id).is_some_and(|client| client.dialect == crate::wire::http::Dialect::Rkyv);
         if let Some(client) = self.client_mut(id) {
             let state = SubState::Opening(Box::new(owed));
-            client.add_sub(Sub { topic: no, position: subscribed.position, room, filter, state });
+            client.add_sub(Sub { topic: no, position: subscribed.position, room, filter, state, begins: None });
         }
         self.refresh(id.slot);
         let Some(channel) = self.channel_mut(no) else { return };
@@ -321,13 +321,18 @@ impl Shard {
 
     pub(super) fn ask_head(&mut self, no: TopicNo, topic: &Topic) {
         let limit = self.options.tail_events;
-        self.ask_page(Pending::Head(no, topic.hash), topic.clone(), Range::Latest, limit);
+        let ticket = self.ask_page(Pending::Head(no), topic.clone(), Range::Latest, limit);
+        if let Some(channel) = self.channel_mut(no) {
+            channel.asked = ticket;
+        }
     }
 
-    pub(super) fn ask_page(&mut self, pending: Pending, topic: Topic, range: Range, limit: u32) {
+    /// Asks for a page; returns the ticket.
+    pub(super) fn ask_page(&mut self, pending: Pending, topic: Topic, range: Range, limit: u32) -> u64 {
         let ticket = self.ticket(pending);
         let asker = self.options.id;
         self.actions.push_back(Action::Ask(ToOrchestrator::AskPage { ticket, asker, topic, range, limit }));
+        ticket
     }
 
     /// Answers a member whose channel's head is known, and lets it in.
@@ -344,10 +349,11 @@ impl Shard {
             .map(|since| since.epoch == epoch && since.seq <= last_seq && since.seq + 1 >= channel.first_kept);
         let state = match owed.since {
             Some(since) if honoured == Some(true) && since.seq < last_seq => {
-                SubState::Resuming { next_seq: since.seq + 1, asked: false }
+                SubState::Resuming { next_seq: since.seq + 1, asked: 0 }
             }
-            _ => channel.entering(),
+            _ => SubState::Live,
         };
+        let begins = channel.begins();
         let name = channel.name.clone();
         let room = format!("{name}/{shard}/{room}");
         let ready = reply::Ready {
@@ -361,9 +367,14 @@ impl Shard {
             viewers: owed.viewers,
         };
         let frame = if owed.first { reply::ready(&ready) } else { reply::subscribed(owed.id.as_deref(), &ready) };
+        let first = owed.first;
         let resumes = matches!(state, SubState::Resuming { .. });
         if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
-            sub.state = state;
+            (sub.state, sub.begins) = (state, begins);
+        }
+        // An `unsubscribed` of the same channel may wait; `ready` for its part stands before everything.
+        if !first && let Some(behind) = self.client_mut(id).and_then(|client| client.behind.as_mut()) {
+            behind.fill_critical();
         }
         self.say_first(id, &[frame]);
         if resumes {
@@ -374,6 +385,9 @@ impl Shard {
     /// Puts whole frames behind what is already being written and before anything that is queued: the answer to a
     /// join, which the events of its channel must not pass.
     pub(super) fn say_first(&mut self, id: ClientId, frames: &[Vec<u8>]) {
+        if frames.is_empty() {
+            return;
+        }
         let Some(client) = self.client_mut(id) else { return };
         let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
         for frame in frames {

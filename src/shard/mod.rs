@@ -178,10 +178,8 @@ enum Pending {
     History { client: ClientId, id: Option<String>, channel: crate::base::Name },
     /// An HTTP request.
     Request(request::Waiting),
-    /// The head of a channel that is new here.
-    Head(TopicNo, u64),
-    /// The hole in a channel's numbers.
-    Refetch(TopicNo, u64),
+    /// The head of a channel that is new here, or the hole in its numbers; the channel knows the ticket.
+    Head(TopicNo),
     /// The next page of a client that resumes.
     Resume { client: ClientId, topic: TopicNo },
 }
@@ -463,9 +461,7 @@ impl Shard {
             client.phase == Phase::Open
                 && client.behind.is_none()
                 && client.dialect == crate::wire::http::Dialect::Json
-                && client.subs().all(|sub| {
-                    sub.state == crate::fanout::client::SubState::Live && sub.filter == crate::wire::event::KindSet::ALL
-                })
+                && client.subs().all(crate::fanout::client::Sub::is_plain)
         });
         place.flags = if easy { place.flags | EASY } else { place.flags & !EASY };
     }

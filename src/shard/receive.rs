@@ -4,11 +4,11 @@
 //! answered and counted, and more than 20 bad commands a minute end the connection.
 
 use super::deliver::entry;
-use super::join::{Want, no_right};
+use super::join::{Want, no_right, show_conn};
 use super::write::NO_CHANNEL;
 use super::{Action, Pending, Shard};
 use crate::base::{Class, ClientId, Name, Now};
-use crate::fanout::client::{Client, Payload, Phase};
+use crate::fanout::client::{Client, Payload, Phase, SubState};
 use crate::post::letters::Posted;
 use crate::post::letters::ToShard;
 use crate::wire::close::Closing;
@@ -66,13 +66,12 @@ impl Shard {
                 }
             }
         }
-        answers.extend(close_reply);
         if !answers.is_empty() {
             self.reply(now, id, answers);
         }
         match fed {
             Fed::Open => self.pause_if_flooded(id),
-            Fed::PeerClosed => self.on_peer_close(now, id),
+            Fed::PeerClosed => self.on_peer_close(now, id, close_reply),
             Fed::Failed(closing) => self.close(now, id, closing),
         }
     }
@@ -83,7 +82,8 @@ impl Shard {
         let bytes_max = self.options.outbox.bytes_max as usize / 2;
         let Some(client) = self.client_mut(id) else { return };
         let Some(behind) = &client.behind else { return };
-        let flooded = behind.outbox.waiting(Class::Critical) > half || behind.outbox.bytes() > bytes_max;
+        let bytes = behind.outbox.bytes() + behind.rest.unwritten().len();
+        let flooded = behind.outbox.waiting(Class::Critical) > half || bytes > bytes_max;
         if flooded && !client.paused {
             client.paused = true;
             self.actions.push_back(Action::PauseReads(id));
@@ -168,7 +168,20 @@ impl Shard {
         let Some(no) = no.filter(|&no| self.client(id).is_some_and(|client| client.sub(no).is_some())) else {
             return Err(Problem::new(404, "not_subscribed", "this connection does not watch that channel"));
         };
+        let opening = self.client(id).and_then(|client| client.sub(no)).map(|sub| sub.state.clone());
         self.leave_channel(now, id, no);
+        // Who leaves before it was let in is still owed an answer to its coming.
+        match opening {
+            Some(SubState::Opening(owed)) if owed.first => {
+                let conn = show_conn(self.client(id).map_or(0, |client| client.conn));
+                self.say_first(id, &[reply::ready_without_channel(&conn, self.options.ping_after_s)]);
+            }
+            Some(SubState::Opening(owed)) => {
+                let detail = "the connection left the channel before it was let in";
+                self.reply(now, id, reply::error(owed.id.as_deref(), "unsubscribed", detail));
+            }
+            _ => {}
+        }
         Ok(reply::unsubscribed(command_id, channel.as_str()))
     }
 

@@ -136,16 +136,21 @@ impl Shard {
         self.schedule_check(id, u32::try_from(at_s).unwrap_or(u32::MAX));
     }
 
-    /// The peer closed: what waits and the answering Close are written, then it ends.
-    pub(super) fn on_peer_close(&mut self, now: Now, id: ClientId) {
+    /// The peer closed: what waits is written, then the answering Close, behind which nothing may stand, then it ends.
+    pub(super) fn on_peer_close(&mut self, now: Now, id: ClientId, close_reply: Vec<u8>) {
         let Some(client) = self.client_mut(id).filter(|client| client.phase == Phase::Open) else { return };
         client.phase = Phase::Closing;
         client.closing = Some(Closing::Normal);
         self.keep_and_leave(now, id);
-        let words = self.client(id).is_none_or(|client| client.behind.is_none());
-        if words {
+        let Some(client) = self.client_mut(id) else { return };
+        if close_reply.is_empty() && client.behind.as_ref().is_none_or(|behind| behind.is_done()) {
             self.words_are_said(now, id);
+            return;
         }
+        let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
+        behind.last_words = (!close_reply.is_empty()).then(|| close_reply.into());
+        self.list(id.slot);
+        self.refresh(id.slot);
     }
 
     /// Our own end of a connection: what may still be said is said.
@@ -268,7 +273,7 @@ impl Shard {
         let member: Option<Member> = self.index.members(no).get(sub.position as usize).copied();
         if let Some(member) = member {
             debug_assert_eq!(member.client, id.slot, "a subscription knows its place");
-            channel.settle_leaver(&member, sub.position, &sub.state, &mut self.account);
+            channel.settle_leaver(&member, &sub, &mut self.account);
         }
         channel.rkyv_viewers -= u32::from(rkyv);
         if !matches!(channel.head, Head::Open { .. }) {

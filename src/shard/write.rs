@@ -134,6 +134,7 @@ impl Shard {
             let Some(slot) = self.ready.pop_front() else { return };
             let place = &mut self.places[slot as usize];
             let Some(client) = &mut place.client else { continue };
+            let awaits_ready = client.awaits_ready();
             let Some(behind) = &mut client.behind else { continue };
             if place.flags & BUSY != 0 {
                 self.ready.push_back(slot);
@@ -144,7 +145,9 @@ impl Shard {
                 continue;
             }
             let channels = &self.channels;
-            behind.fill(now.mono_ms(), bytes_max, &mut self.account, |no| {
+            // Before `connection.ready` only the answer to the upgrade is written.
+            let most = if awaits_ready { 0 } else { bytes_max };
+            behind.fill(now.mono_ms(), most, &mut self.account, |no| {
                 channels.get(no as usize).and_then(Option::as_ref).map(|c| c.name.clone()).unwrap_or_default()
             });
             if behind.rest.is_empty() {
@@ -232,6 +235,12 @@ impl Shard {
             let Some(client) = &mut place.client else { continue };
             let way = choose_way(client, place.flags & BUSY != 0, no, &frozen);
             let id = ClientId { slot: member.client, generation: place.generation };
+            if !matches!(way, Way::Nothing)
+                && let Some(sub) = client.sub_mut(no)
+                && sub.begins.take().is_some()
+            {
+                touched.push(member.client);
+            }
             match way {
                 Way::Nothing => {}
                 Way::Slice => {
@@ -242,11 +251,6 @@ impl Shard {
                 Way::Outbox { from } => {
                     let queued = queue_from(now, client, no, &frozen, from, &self.options.outbox, &mut self.account);
                     self.stages.queue_writes += queued.written;
-                    if let Some(sub) = client.sub_mut(no)
-                        && matches!(sub.state, SubState::Entering { .. })
-                    {
-                        sub.state = SubState::Live;
-                    }
                     if queued.overrun {
                         overrun.push(id);
                     }
@@ -408,10 +412,8 @@ impl Shard {
         let Some(behind) = &mut client.behind else { return };
         behind.blocked_since_ms = None;
         if behind.rest.is_empty() {
-            let resuming: Option<TopicNo> = client
-                .subs()
-                .find(|sub| matches!(sub.state, SubState::Resuming { asked: false, .. }))
-                .map(|sub| sub.topic);
+            let resuming: Option<TopicNo> =
+                client.subs().find(|sub| matches!(sub.state, SubState::Resuming { asked: 0, .. })).map(|sub| sub.topic);
             if let Some(no) = resuming {
                 self.continue_resume(now, id, no);
             }
@@ -435,11 +437,13 @@ impl Shard {
 
     /// Puts the client on the list of those who may write.
     pub(super) fn list(&mut self, slot: u32) {
-        let client = self.places[slot as usize].client.as_mut();
-        if let Some(behind) = client.and_then(|client| client.behind.as_mut())
+        let Some(client) = self.places[slot as usize].client.as_mut() else { return };
+        let awaits_ready = client.awaits_ready();
+        if let Some(behind) = client.behind.as_mut()
             && !behind.listed
             && behind.blocked_since_ms.is_none()
             && !behind.is_done()
+            && !(awaits_ready && behind.rest.is_empty())
         {
             behind.listed = true;
             self.ready.push_back(slot);
@@ -481,11 +485,10 @@ enum Way {
 
 fn choose_way(client: &Client, busy: bool, no: TopicNo, frozen: &Frozen) -> Way {
     let Some(sub) = client.sub(no) else { return Way::Nothing };
-    let from = match &sub.state {
-        SubState::Opening(_) => return Way::Nothing,
-        SubState::Entering { tick, frame } if *tick == frozen.number => *frame as usize,
-        _ => 0,
-    };
+    let from = sub.skipped(frozen.number);
+    if matches!(sub.state, SubState::Opening(_)) || from == usize::MAX {
+        return Way::Nothing;
+    }
     let as_it_is = from == 0
         && !matches!(sub.state, SubState::Resuming { .. })
         && client.phase == Phase::Open
@@ -538,7 +541,10 @@ fn queue_from(
             queued.overrun = verdict == Verdict::Overrun;
         }
     }
-    if let Some(gap) = &frozen.overflow {
+    // Who reads by the cursor gets what the tick had no room for.
+    if let Some(gap) = &frozen.overflow
+        && !resuming
+    {
         behind.outbox.tell(gap);
     }
     queued

@@ -61,7 +61,7 @@ fn tick(c: &mut Criterion) {
                 for _ in 0..events {
                     tick.append(black_box(&sealed), 0, 0, true, 128 * 1_024);
                 }
-                let frozen = tick.freeze(1, "race-42", false);
+                let frozen = tick.freeze(1, "race-42", &[]);
                 assert_eq!(frozen.json.ends.len(), events);
                 frozen
             });

@@ -11,8 +11,8 @@ use super::outbox::{Outbox, Popped};
 use crate::base::{Account, AppId, Class};
 use crate::post::letters::{AddressKey, Identity};
 use crate::wire::close::Closing;
+use crate::wire::dialect::Dialect;
 use crate::wire::event::KindSet;
-use crate::wire::http::Dialect;
 use crate::wire::reply;
 use crate::wire::sealed::Sealed;
 use crate::wire::socket::Codec;
@@ -129,6 +129,7 @@ impl Behind {
         &mut self,
         now_ms: u64,
         bytes_max: usize,
+        dialect: Dialect,
         account: &mut Account,
         mut channel_name: impl FnMut(u32) -> String,
     ) {
@@ -139,7 +140,7 @@ impl Behind {
                 }
                 Some(Popped::Gap(gap)) => {
                     let frame = reply::gap(&channel_name(gap.channel), gap.from_seq, gap.to_seq, &gap.dropped);
-                    self.rest.put(&frame, None);
+                    self.rest.put(&dialect.reply(frame, None), None);
                 }
                 None => {
                     if let Some(words) = self.last_words.take() {

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use super::gap::Gap;
 use crate::base::Class;
+use crate::wire::dialect::Dialect;
 use crate::wire::event::{EventKind, KindSet};
 use crate::wire::reply;
 use crate::wire::sealed::Sealed;
@@ -86,8 +87,8 @@ pub struct Frozen {
     pub keys: Vec<u64>,
     /// `ringcast.json`.
     pub json: Encoded,
-    /// `ringcast.rkyv`, if anybody on this shard speaks it.
-    pub rkyv: Option<Encoded>,
+    /// The other dialects, as far as anybody on this shard speaks them.
+    pub others: Vec<(Dialect, Encoded)>,
     /// How many events of each class.
     pub counts: [u32; 3],
     /// Which types are in it.
@@ -152,24 +153,27 @@ impl Tick {
         Appended::Added
     }
 
-    /// Closes the tick and opens the next: returns what is walked now. `rkyv` asks for that dialect too.
-    pub fn freeze(&mut self, number: u32, channel_name: &str, rkyv: bool) -> Frozen {
+    /// Closes the tick and opens the next: returns what is walked now. `dialects` asks for
+    /// further forms.
+    pub fn freeze(&mut self, number: u32, channel_name: &str, dialects: &[Dialect]) -> Frozen {
         let tick = std::mem::take(self);
         let gap = tick.overflow.as_ref().map(|gap| reply::gap(channel_name, gap.from_seq, gap.to_seq, &gap.dropped));
         let json = match (&tick.frames[..], &gap) {
             ([one], None) => Encoded { ends: vec![one.json_frame().len() as u32], slice: Slice::One(one.clone()) },
             (frames, gap) => join(tick.bytes, frames.iter().map(Sealed::json_frame), gap.as_deref()),
         };
-        let rkyv = rkyv.then(|| {
-            let frames: Vec<Vec<u8>> = tick.frames.iter().map(|f| f.rkyv_frame().unwrap_or_default()).collect();
-            join(tick.bytes, frames.iter().map(Vec::as_slice), gap.as_deref())
+        let others = dialects.iter().map(|&dialect| {
+            let frames: Vec<_> = tick.frames.iter().map(|sealed| dialect.event(sealed)).collect();
+            let gap = gap.clone().map(|gap| dialect.reply(gap, None));
+            (dialect, join(tick.bytes, frames.iter().map(|frame| &**frame), gap.as_deref()))
         });
+        let others = others.collect();
         Frozen {
             number,
             frames: tick.frames,
             keys: tick.keys,
             json,
-            rkyv,
+            others,
             counts: tick.counts,
             kinds: tick.kinds,
             excludes: tick.excludes,
@@ -189,6 +193,12 @@ fn join<'f>(bytes: usize, frames: impl Iterator<Item = &'f [u8]>, gap: Option<&'
 }
 
 impl Frozen {
+    /// The tick in this dialect.
+    #[must_use]
+    pub fn encoded(&self, dialect: Dialect) -> &Encoded {
+        self.others.iter().find(|(other, _)| *other == dialect).map_or(&self.json, |(_, encoded)| encoded)
+    }
+
     /// The class of frame `i`; `None` for the gap behind the events, which is in no account.
     #[must_use]
     pub fn class(&self, i: usize) -> Option<Class> {
@@ -221,15 +231,15 @@ mod tests {
         let mut tick = Tick::default();
         let first = event(EventKind::MessageNew, 1);
         assert_eq!(tick.append(&first, 0, 0, true, 10_000), Appended::Added);
-        let frozen = tick.freeze(1, "x", false);
+        let frozen = tick.freeze(1, "x", &[]);
         assert_eq!(frozen.json.slice.bytes().as_ptr(), first.json_frame().as_ptr());
         assert!(tick.is_empty());
         tick.append(&first, 0, 0, true, 10_000);
         tick.append(&event(EventKind::MessageNew, 2), 0, 0, true, 10_000);
-        let frozen = tick.freeze(2, "x", true);
+        let frozen = tick.freeze(2, "x", &[Dialect::Rkyv]);
         assert_eq!(frozen.json.frame(0), first.json_frame());
         assert_eq!(frozen.counts, [0, 2, 0]);
-        assert_eq!(frozen.rkyv.unwrap().frame(1)[0], 0x82);
+        assert_eq!(frozen.others[0].1.frame(1)[0], 0x82);
     }
 
     #[test]
@@ -243,7 +253,7 @@ mod tests {
         assert_eq!(tick.append(&event(EventKind::MessageNew, 4), 7, 0, true, limit), Appended::Overflowed);
         assert_eq!(tick.append(&event(EventKind::MessageNew, 5), 7, 0, true, 100_000), Appended::Overflowed);
         assert_eq!(tick.append(&event(EventKind::AccessRevoked, 0), 7, 0, true, limit), Appended::Added);
-        let frozen = tick.freeze(1, "x", false);
+        let frozen = tick.freeze(1, "x", &[]);
         let gap = frozen.overflow.as_ref().unwrap();
         assert_eq!((gap.channel, gap.from_seq, gap.to_seq), (7, 4, 5));
         assert_eq!(frozen.json.ends.len(), 4);

@@ -88,7 +88,7 @@ impl Committer {
 
     /// Writes a ban down, or takes it off; the result comes as news.
     pub fn save_ban(&self, number: u64, ban: Ban, lift: bool) {
-        if !self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(Job::SaveBan(number, ban, lift)).is_ok()) {
+        if self.jobs.as_ref().is_none_or(|jobs| jobs.try_send(Job::SaveBan(number, ban, lift)).is_err()) {
             let _ = self.news.push(StoreNews::BanSaved(number, Err(StoreError::Busy)));
         }
     }
@@ -157,7 +157,7 @@ fn read_all<P: Pages>(mut pages: P, reads: &Receiver<Read>, news: &Sender<StoreN
     while let Ok(Read { number, key, what }) = reads.recv() {
         let mut item = match what {
             What::Page(ask) => StoreNews::Read(number, pages.page(&key, ask)),
-            What::Event(id) => StoreNews::Found(number, pages.find(&key, id)),
+            What::Event(id) => StoreNews::Found(number, pages.find(&key, id).map(|found| found.map(Box::new))),
         };
         // The mailbox holds as many answers as there may be questions; if it is full all the same, the reader waits
         // for the orchestrator, which takes them out without waiting for anybody.

@@ -81,7 +81,7 @@ pub enum StoreNews {
     /// A page.
     Read(u64, Result<Page, StoreError>),
     /// One event that was looked for.
-    Found(u64, Result<Option<StoredEvent>, StoreError>),
+    Found(u64, Result<Option<Box<StoredEvent>>, StoreError>),
     /// A ban that was written down or taken off.
     BanSaved(u64, Result<(), StoreError>),
 }

@@ -26,7 +26,7 @@ use super::web_server::{WebOptions, WholeRequest, serve};
 use super::{machine, ring};
 use crate::base::{ClientId, Now, ShardId};
 use crate::post::letters::ToOrchestrator;
-use crate::shard::{Action, ApiRequest, Origin, Outcome, SendBatch, SendResult, Shard};
+use crate::shard::{Action, ApiAnswer, ApiRequest, Origin, Outcome, SendBatch, SendResult, Shard};
 use crate::wire::http::Head;
 use crate::wire::problem::Problem;
 use crate::wire::topic::partition;
@@ -329,13 +329,21 @@ impl Core {
         let handler = move |request: WholeRequest| {
             let (shard, requests, bell) = (Rc::clone(&shard), Rc::clone(&requests), Rc::clone(&bell));
             async move {
+                let cors = shard.borrow().cors_origin(request.head.uri.path(), request.field("origin"));
+                if let (Some(origin), true) = (&cors, request.head.method == hyper::Method::OPTIONS) {
+                    return preflight(origin);
+                }
                 let outcome = shard.borrow_mut().on_request(clock.now(), &api_request(&request, from));
                 // Whatever it wants done, the loop does.
                 bell.ring();
-                match outcome {
+                let mut answer = match outcome {
                     Outcome::Done(answer) => answer,
                     Outcome::Wait(ticket) => requests.promise(ticket).await,
+                };
+                if let Some(origin) = cors {
+                    answer.fields.extend([("access-control-allow-origin", origin), ("vary", "origin".to_owned())]);
                 }
+                answer
             }
         };
         let web = self.web;
@@ -530,6 +538,18 @@ fn socket_id(id: ClientId) -> SocketId {
 
 fn client(id: SocketId) -> ClientId {
     ClientId { slot: id.slot, generation: id.generation }
+}
+
+/// The answer to a browser that asks whether its page may call (WHATWG Fetch, CORS-preflight).
+fn preflight(origin: &str) -> ApiAnswer {
+    let fields = vec![
+        ("access-control-allow-origin", origin.to_owned()),
+        ("access-control-allow-methods", "GET, POST, PUT, PATCH, DELETE".to_owned()),
+        ("access-control-allow-headers", "authorization, content-type, idempotency-key, last-event-id".to_owned()),
+        ("access-control-max-age", "600".to_owned()),
+        ("vary", "origin".to_owned()),
+    ];
+    ApiAnswer { status: 204, content_type: "text/plain", body: Vec::new(), fields }
 }
 
 fn api_request(request: &WholeRequest, from: Origin) -> ApiRequest<'_> {

@@ -94,15 +94,14 @@ impl Orchestrator {
     /// A ban is durable, or is not.
     pub fn on_ban_saved(&mut self, now: Now, number: u64, result: Result<(), StoreError>) {
         let Some(Saving { ticket, asker, ban, lift }) = self.bans.saving.remove(&number) else { return };
-        let answer = match result {
-            Err(error) => Err(super::publish::store_problem(&error)),
-            Ok(()) => {
-                self.bans.apply(&ban, lift);
-                if !lift {
-                    self.tell_banned(now, &ban);
-                }
-                Ok(())
+        let answer = if let Err(error) = result {
+            Err(super::publish::store_problem(&error))
+        } else {
+            self.bans.apply(&ban, lift);
+            if !lift {
+                self.tell_banned(now, &ban);
             }
+            Ok(())
         };
         self.answer(asker, ToShard::Done { ticket, answer });
     }

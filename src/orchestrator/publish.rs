@@ -54,11 +54,11 @@ impl Orchestrator {
     }
 
     /// The message that a draft speaks of was looked for.
-    pub fn on_found(&mut self, now: Now, read: u64, result: Result<Option<StoredEvent>, StoreError>) {
+    pub fn on_found(&mut self, now: Now, read: u64, result: Result<Option<Box<StoredEvent>>, StoreError>) {
         let Some(Finder { ticket, asker, draft }) = self.finders.remove(&read) else { return };
         let allowed = match result {
             Err(error) => Err(store_problem(&error)),
-            Ok(found) => may_change(&draft, found.as_ref()),
+            Ok(found) => may_change(&draft, found.as_deref()),
         };
         if let Err(problem) = allowed.and_then(|()| self.store(now, ticket, asker, draft)) {
             self.answer(asker, ToShard::PostAnswer { ticket, answer: Err(problem) });

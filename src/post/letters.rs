@@ -74,6 +74,8 @@ pub struct JoinSpec {
     pub names_dialect: bool,
     /// `Sec-WebSocket-Accept`.
     pub accept: String,
+    /// The page it comes from, which may read the answer.
+    pub cors_origin: Option<String>,
     /// The address it counts under.
     pub address: Option<AddressKey>,
     /// How many rooms refused it so far.

@@ -11,6 +11,7 @@ use crate::base::{Account, Class};
 use crate::fanout::client::{Begins, Sub, SubState};
 use crate::fanout::index::{Index, Member, TOMBSTONE, TopicNo};
 use crate::fanout::tick::{Frozen, Tick};
+use crate::wire::dialect::Dialect;
 use crate::wire::sealed::Sealed;
 
 /// Events that may be held while the head of a channel is unknown; what is beyond is fetched from the store again, and
@@ -62,8 +63,8 @@ pub(super) struct Channel {
     /// Somebody joined since the open tick began: its mergeable events are not replaced any more, for the newcomer
     /// is owed only what comes after.
     pub(super) entered: bool,
-    /// Viewers here that speak `ringcast.rkyv`.
-    pub(super) rkyv_viewers: u32,
+    /// Viewers here that speak `ringcast.rkyv` and SSE.
+    pub(super) other_viewers: [u32; 2],
     /// The last stored events, in order.
     pub(super) tail: VecDeque<Sealed>,
     /// The lowest seq that the store had when it was asked.
@@ -87,12 +88,28 @@ impl Channel {
             walked_in: 0,
             queued: false,
             entered: false,
-            rkyv_viewers: 0,
+            other_viewers: [0; 2],
             tail: VecDeque::new(),
             first_kept: 1,
             asked: 0,
             waiting: Vec::new(),
         }
+    }
+
+    /// A viewer of this dialect came or left.
+    pub(super) fn count_dialect(&mut self, dialect: Dialect, change: i32) {
+        let count = match dialect {
+            Dialect::Json => return,
+            Dialect::Rkyv => &mut self.other_viewers[0],
+            Dialect::Sse => &mut self.other_viewers[1],
+        };
+        *count = count.saturating_add_signed(change);
+    }
+
+    /// The dialects that are spoken here beside JSON.
+    pub(super) fn dialects(&self) -> Vec<Dialect> {
+        let spoken = [Dialect::Rkyv, Dialect::Sse].into_iter().zip(self.other_viewers);
+        spoken.filter(|(_, viewers)| *viewers > 0).map(|(dialect, _)| dialect).collect()
     }
 
     /// Keeps a stored event for those who come back soon.

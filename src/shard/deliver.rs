@@ -12,6 +12,7 @@ use crate::fanout::outbox::Entry;
 use crate::fanout::tick::Appended;
 use crate::post::letters::{Page, Range};
 use crate::wire::close::Closing;
+use crate::wire::dialect::Dialect;
 use crate::wire::event::{EventKind, MergeKey};
 use crate::wire::problem::Problem;
 use crate::wire::sealed::{ArchivedMember, Member, Sealed};
@@ -172,20 +173,18 @@ impl Shard {
     }
 
     fn payload_for(&self, id: ClientId, sealed: &Sealed) -> Payload {
-        match self.client(id).map(|client| client.dialect) {
-            Some(crate::wire::http::Dialect::Rkyv) => Payload::Own(sealed.rkyv_frame().unwrap_or_default().into()),
-            _ => Payload::Event(sealed.clone()),
+        match self.dialect_of(id) {
+            Dialect::Json => Payload::Event(sealed.clone()),
+            other => Payload::Own(other.event(sealed).into()),
         }
     }
 
     pub(super) fn on_page_answer(&mut self, now: Now, ticket: u64, answer: Result<Page, Problem>) {
         match self.pending.remove(&ticket) {
-            Some(Pending::Head(no)) => {
-                if self.channel_mut(no).is_some_and(|channel| channel.asked == ticket) {
-                    match answer {
-                        Ok(page) => self.on_head(now, no, page),
-                        Err(_) => self.retry_heads.push(no),
-                    }
+            Some(Pending::Head(no)) if self.channel_mut(no).is_some_and(|channel| channel.asked == ticket) => {
+                match answer {
+                    Ok(page) => self.on_head(now, no, page),
+                    Err(_) => self.retry_heads.push(no),
                 }
             }
             Some(Pending::Resume { client, topic }) => self.on_resume_page(now, ticket, client, topic, answer),
@@ -371,7 +370,7 @@ impl Shard {
         no: TopicNo,
         next_seq: u64,
         events: &[Sealed],
-        dialect: crate::wire::http::Dialect,
+        dialect: Dialect,
     ) -> bool {
         let filter = self.client(id).and_then(|c| c.sub(no)).map_or(crate::wire::event::KindSet::ALL, |s| s.filter);
         // The store may be ahead of the bus: what was not appended here yet comes live, and must not come twice.
@@ -392,10 +391,7 @@ impl Shard {
         for sealed in events.iter().filter(|sealed| (next_seq..=appended).contains(&sealed.seq())) {
             next = sealed.seq() + 1;
             if filter.contains(sealed.kind()) {
-                frames.push(match dialect {
-                    crate::wire::http::Dialect::Json => sealed.json_frame().to_vec(),
-                    crate::wire::http::Dialect::Rkyv => sealed.rkyv_frame().unwrap_or_default(),
-                });
+                frames.push(dialect.event(sealed).into_owned());
             }
         }
         if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {

@@ -52,7 +52,8 @@ impl Shard {
             self.clients().filter(|(_, client)| client.phase == Phase::Open).map(|(id, _)| id).collect();
         for &id in &clients {
             self.account.of_mut(Class::Critical).published += 1;
-            let payload = Payload::Own(reply::draining(self.come_back_ms(id, spread_ms)).into());
+            let frame = reply::draining(self.come_back_ms(id, spread_ms));
+            let payload = Payload::Own(self.dialect_of(id).reply(frame, None).into());
             self.enqueue(now, id, entry(now, EventKind::Draining, NO_CHANNEL, 0, 0, payload));
         }
         let (began_ms, spread_ms) = (now.mono_ms(), u64::from(spread_ms));

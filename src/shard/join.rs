@@ -11,11 +11,15 @@ use crate::fanout::client::{Behind, Client, Owed, Phase, Sub, SubState};
 use crate::fanout::index::TopicNo;
 use crate::post::letters::{AddressKey, Identity, JoinSpec, Range, Seat, ToOrchestrator};
 use crate::wire::close::Closing;
+use crate::wire::dialect::{Dialect, sse_head};
 use crate::wire::event::KindSet;
 use crate::wire::http::{Since, Upgrade, switching_protocols};
 use crate::wire::problem::Problem;
 use crate::wire::reply;
 use crate::wire::topic::{Scope, Topic};
+
+/// Between two comments of a stream, in seconds.
+const SSE_HEARTBEAT_S: u16 = 25;
 
 /// What a connection that subscribes to a further channel asked for.
 #[derive(Debug)]
@@ -71,6 +75,7 @@ impl Shard {
             dialect: upgrade.dialect,
             names_dialect: upgrade.names_dialect,
             accept: upgrade.accept.clone(),
+            cors_origin: upgrade.origin.clone(),
             address: origin.address,
             attempts: 0,
         };
@@ -207,17 +212,23 @@ impl Shard {
 
     fn admit(&mut self, now: Now, ticket: u64, spec: JoinSpec, given: Option<Given>) {
         let id = self.new_client(now, spec.app, spec.identity);
-        let heartbeat_at_s = if spec.heartbeat_s == 0 { 0 } else { now.mono_s() as u32 + u32::from(spec.heartbeat_s) };
+        // A stream has no pings; a comment now and then is the only way to find out that its peer is gone.
+        let heartbeat_s = if spec.dialect == Dialect::Sse { SSE_HEARTBEAT_S } else { spec.heartbeat_s };
+        let heartbeat_at_s = if heartbeat_s == 0 { 0 } else { now.mono_s() as u32 + u32::from(heartbeat_s) };
         if let Some(client) = self.client_mut(id) {
             client.dialect = spec.dialect;
             client.address = spec.address;
-            client.heartbeat_s = spec.heartbeat_s;
+            client.heartbeat_s = heartbeat_s;
             client.heartbeat_at_s = heartbeat_at_s;
         }
         self.schedule_check(id, heartbeat_at_s);
         self.actions.push_back(Action::Install { ticket, client: id });
-        let dialect = spec.names_dialect.then_some(spec.dialect);
-        self.say_first(id, &[switching_protocols(&spec.accept, dialect)]);
+        let head = if spec.dialect == Dialect::Sse {
+            sse_head(spec.cors_origin.as_deref())
+        } else {
+            switching_protocols(&spec.accept, spec.names_dialect.then_some(spec.dialect))
+        };
+        self.say_first(id, &[head]);
         self.watch_identity(id, &spec.app_name);
         self.schedule_expiry(now, id);
         if let (Some(topic), Some(given)) = (spec.channel, given) {
@@ -245,7 +256,7 @@ impl Shard {
             echo: false,
             paused: false,
             app,
-            dialect: crate::wire::http::Dialect::Json,
+            dialect: Dialect::Json,
             identity: identity.map(Box::new),
             places: Vec::new(),
             address: None,
@@ -304,14 +315,14 @@ impl Shard {
             self.channels[at] = Some(Box::new(Channel::new(no, topic.name.as_str())));
             self.ask_head(no, topic);
         }
-        let rkyv = self.client(id).is_some_and(|client| client.dialect == crate::wire::http::Dialect::Rkyv);
+        let dialect = self.dialect_of(id);
         if let Some(client) = self.client_mut(id) {
             let state = SubState::Opening(Box::new(owed));
             client.add_sub(Sub { topic: no, position: subscribed.position, room, filter, state, begins: None });
         }
         self.refresh(id.slot);
         let Some(channel) = self.channel_mut(no) else { return };
-        channel.rkyv_viewers += u32::from(rkyv);
+        channel.count_dialect(dialect, 1);
         if matches!(channel.head, Head::Open { .. }) {
             self.answer_member(now, id, no);
         } else {
@@ -340,7 +351,7 @@ impl Shard {
         let ping_interval_s = self.options.ping_after_s;
         let shard = self.options.id.0;
         let Some(client) = self.client(id) else { return };
-        let conn = show_conn(client.conn);
+        let (conn, dialect) = (show_conn(client.conn), client.dialect);
         let Some(Sub { state: SubState::Opening(owed), room, .. }) = client.sub(no).cloned() else { return };
         let Some(channel) = self.channel_mut(no) else { return };
         let Head::Open { epoch, last_seq } = channel.head else { return };
@@ -367,6 +378,9 @@ impl Shard {
             viewers: owed.viewers,
         };
         let frame = if owed.first { reply::ready(&ready) } else { reply::subscribed(owed.id.as_deref(), &ready) };
+        // Who resumes has its position still to reach: only its events may say how far it is.
+        let position = (!matches!(state, SubState::Resuming { .. })).then_some((epoch, last_seq));
+        let frame = dialect.reply(frame, position);
         let first = owed.first;
         let resumes = matches!(state, SubState::Resuming { .. });
         if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {

@@ -32,6 +32,7 @@ use crate::fanout::score::OutboxOptions;
 use crate::post::letters::{AddressKey, JoinSpec, Seat, ToOrchestrator};
 use crate::post::report::{Report, Stages};
 use crate::wire::close::Closing;
+use crate::wire::dialect::Dialect;
 use crate::wire::problem::Problem;
 use crate::wire::sealed::Sealed;
 use crate::wire::socket::{ContextPool, SocketLimits};
@@ -446,6 +447,10 @@ impl Shard {
         if place.generation == id.generation { place.client.as_deref_mut() } else { None }
     }
 
+    fn dialect_of(&self, id: ClientId) -> Dialect {
+        self.client(id).map(|client| client.dialect).unwrap_or_default()
+    }
+
     fn id_of(&self, slot: u32) -> ClientId {
         ClientId { slot, generation: self.places[slot as usize].generation }
     }
@@ -460,7 +465,7 @@ impl Shard {
         let easy = place.client.as_ref().is_some_and(|client| {
             client.phase == Phase::Open
                 && client.behind.is_none()
-                && client.dialect == crate::wire::http::Dialect::Json
+                && client.dialect == Dialect::Json
                 && client.subs().all(crate::fanout::client::Sub::is_plain)
         });
         place.flags = if easy { place.flags | EASY } else { place.flags & !EASY };

@@ -13,6 +13,7 @@ use crate::post::letters::Posted;
 use crate::post::letters::ToShard;
 use crate::wire::close::Closing;
 use crate::wire::command::{self, Command};
+use crate::wire::dialect::{Dialect, SSE_HEARTBEAT};
 use crate::wire::event::EventKind;
 use crate::wire::frame::{Opcode, put_frame};
 use crate::wire::problem::Problem;
@@ -44,6 +45,10 @@ impl Shard {
         }
         client.seen_s = now.mono_s() as u32;
         client.pinged = false;
+        if client.dialect == Dialect::Sse {
+            // The request was all that a stream's client has to say.
+            return;
+        }
         let echo = client.echo;
         let mut answers = Vec::new();
         let mut received = Vec::new();
@@ -279,7 +284,11 @@ impl Shard {
     /// Queues `health.check`.
     pub(super) fn say_health_check(&mut self, now: Now, id: ClientId) {
         self.account.of_mut(Class::Critical).published += 1;
-        let payload = Payload::Own(reply::health_check(now.wall_ms).into());
+        let frame = match self.dialect_of(id) {
+            Dialect::Sse => SSE_HEARTBEAT.to_vec(),
+            _ => reply::health_check(now.wall_ms),
+        };
+        let payload = Payload::Own(frame.into());
         self.enqueue(now, id, entry(now, EventKind::HealthCheck, NO_CHANNEL, 0, 0, payload));
     }
 }

@@ -146,6 +146,15 @@ impl Shard {
         }
     }
 
+    /// The page that may read the answer, if it is one of another origin that this app allows.
+    #[must_use]
+    pub fn cors_origin(&self, path: &str, origin: Option<&str>) -> Option<String> {
+        let origin = origin?;
+        let app = path.strip_prefix("/v1/")?.split('/').next()?;
+        let (_, options) = self.apps.find(app).ok()?;
+        options.check_origin(Some(origin)).ok().map(|()| origin.to_owned())
+    }
+
     /// The waiting request of this ticket is gone; the answer to come finds nobody.
     pub fn on_request_gone(&mut self, ticket: u64) {
         self.pending.remove(&ticket);

@@ -13,6 +13,7 @@ use crate::fanout::client::{Behind, Client, Payload, Phase};
 use crate::fanout::index::{Member, TopicNo};
 use crate::post::letters::ToOrchestrator;
 use crate::wire::close::Closing;
+use crate::wire::dialect::Dialect;
 use crate::wire::event::EventKind;
 use crate::wire::frame::{Opcode, put_frame};
 
@@ -90,7 +91,8 @@ impl Shard {
             self.close(now, id, Closing::TooSlow);
             return;
         }
-        let silent_s = now_s.saturating_sub(client.seen_s);
+        // A stream's client never says anything; writing to it shows whether it is there.
+        let silent_s = if client.dialect == Dialect::Sse { 0 } else { now_s.saturating_sub(client.seen_s) };
         if silent_s >= close_after {
             self.close(now, id, Closing::Silent);
             return;
@@ -104,7 +106,8 @@ impl Shard {
         }
         let pings = silent_s >= ping_after && !client.pinged;
         client.pinged |= pings;
-        let next_silence = client.seen_s + if client.pinged { close_after } else { ping_after };
+        let heard_s = if client.dialect == Dialect::Sse { now_s } else { client.seen_s };
+        let next_silence = heard_s + if client.pinged { close_after } else { ping_after };
         let next_stall = blocked.map(|since| ((since + max_stall_ms) / 1_000 + 1) as u32);
         let next_beat = Some(client.heartbeat_at_s).filter(|&at| at != 0);
         let next = [Some(next_silence), next_stall, next_beat].into_iter().flatten().min();
@@ -113,7 +116,8 @@ impl Shard {
         }
         if tells_expiry {
             self.account.of_mut(Class::Critical).published += 1;
-            let payload = Payload::Own(crate::wire::reply::token_expiring(expires_ms).into());
+            let frame = self.dialect_of(id).reply(crate::wire::reply::token_expiring(expires_ms), None);
+            let payload = Payload::Own(frame.into());
             self.enqueue(now, id, entry(now, EventKind::TokenExpiring, NO_CHANNEL, 0, 0, payload));
         }
         if pings {
@@ -160,7 +164,7 @@ impl Shard {
         let Some(client) = self.client_mut(id) else { return };
         let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
         let blocked = behind.blocked_since_ms.is_some();
-        behind.last_words = Some(closing.frame().into());
+        behind.last_words = Some(client.dialect.closing(closing).into());
         if let Some(behind) = self.places[id.slot as usize].client.as_mut().and_then(|client| client.behind.as_mut())
             && !keeps
         {
@@ -236,7 +240,7 @@ impl Shard {
             Some(Closing::Draining { .. } | Closing::Normal | Closing::Silent | Closing::Revoked)
         );
         if writes && let Some(behind) = &mut client.behind {
-            behind.fill(now.mono_ms(), usize::MAX, &mut self.account, |no| {
+            behind.fill(now.mono_ms(), usize::MAX, client.dialect, &mut self.account, |no| {
                 channels.get(no as usize).and_then(Option::as_ref).map(|c| c.name.clone()).unwrap_or_default()
             });
         }
@@ -267,7 +271,7 @@ impl Shard {
     /// Leaves one channel: index, filter and room in one step.
     pub(super) fn leave(&mut self, now: Now, id: ClientId, no: TopicNo) {
         let Some(client) = self.client_mut(id) else { return };
-        let rkyv = client.dialect == crate::wire::http::Dialect::Rkyv;
+        let dialect = client.dialect;
         let Some(sub) = client.take_sub(no) else { return };
         let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
         let member: Option<Member> = self.index.members(no).get(sub.position as usize).copied();
@@ -275,7 +279,7 @@ impl Shard {
             debug_assert_eq!(member.client, id.slot, "a subscription knows its place");
             channel.settle_leaver(&member, &sub, &mut self.account);
         }
-        channel.rkyv_viewers -= u32::from(rkyv);
+        channel.count_dialect(dialect, -1);
         if !matches!(channel.head, Head::Open { .. }) {
             channel.waiting.retain(|waiting| *waiting != id);
         }

@@ -14,7 +14,7 @@ use crate::base::{Account, Class, ClientId, Now};
 use crate::fanout::client::{Behind, Client, Payload, Phase, SubState};
 use crate::fanout::index::{TOMBSTONE, TopicNo};
 use crate::fanout::outbox::{Entry, Verdict};
-use crate::fanout::tick::{Encoded, Frozen};
+use crate::fanout::tick::Frozen;
 use crate::wire::close::Closing;
 use crate::wire::event::{EventKind, KindSet};
 use crate::wire::http::Dialect;
@@ -90,13 +90,6 @@ impl SendBatch {
     }
 }
 
-fn encoded(frozen: &Frozen, dialect: Dialect) -> &Encoded {
-    match (dialect, &frozen.rkyv) {
-        (Dialect::Rkyv, Some(encoded)) => encoded,
-        _ => &frozen.json,
-    }
-}
-
 impl Shard {
     /// The bytes of one send of `batch`.
     #[must_use]
@@ -104,7 +97,7 @@ impl Shard {
         match send.source {
             Source::Slice(i) => {
                 let (frozen, dialect, _) = &batch.slices[usize::from(i)];
-                encoded(frozen, *dialect).slice.bytes()
+                frozen.encoded(*dialect).slice.bytes()
             }
             Source::Rest => self
                 .client(send.client)
@@ -134,7 +127,7 @@ impl Shard {
             let Some(slot) = self.ready.pop_front() else { return };
             let place = &mut self.places[slot as usize];
             let Some(client) = &mut place.client else { continue };
-            let awaits_ready = client.awaits_ready();
+            let (awaits_ready, dialect) = (client.awaits_ready(), client.dialect);
             let Some(behind) = &mut client.behind else { continue };
             if place.flags & BUSY != 0 {
                 self.ready.push_back(slot);
@@ -147,7 +140,7 @@ impl Shard {
             let channels = &self.channels;
             // Before `connection.ready` only the answer to the upgrade is written.
             let most = if awaits_ready { 0 } else { bytes_max };
-            behind.fill(now.mono_ms(), most, &mut self.account, |no| {
+            behind.fill(now.mono_ms(), most, dialect, &mut self.account, |no| {
                 channels.get(no as usize).and_then(Option::as_ref).map(|c| c.name.clone()).unwrap_or_default()
             });
             if behind.rest.is_empty() {
@@ -181,7 +174,7 @@ impl Shard {
                     return;
                 }
                 channel.walked_in = self.batch_number;
-                let frozen = channel.open.freeze(channel.tick, &channel.name, channel.rkyv_viewers > 0);
+                let frozen = channel.open.freeze(channel.tick, &channel.name, &channel.dialects());
                 channel.tick = channel.tick.wrapping_add(1);
                 channel.entered = false;
                 self.stages.ticks += 1;
@@ -355,7 +348,7 @@ impl Shard {
     /// Rule 6: what the kernel has whole is written, the tail of the broken frame goes first and is never evicted, the
     /// later frames enter the outbox by its rules.
     fn fall_behind(&mut self, now: Now, id: ClientId, frozen: &Frozen, dialect: Dialect, topic: TopicNo, bytes: usize) {
-        let encoded = encoded(frozen, dialect);
+        let encoded = frozen.encoded(dialect);
         let place = &mut self.places[id.slot as usize];
         let Some(client) = &mut place.client else { return };
         let whole = encoded.ends.partition_point(|&end| end as usize <= bytes);
@@ -472,6 +465,7 @@ impl Shard {
     /// Queues a frame that only this client gets; it counts as a critical delivery.
     pub(super) fn reply(&mut self, now: Now, id: ClientId, frame: Vec<u8>) {
         self.account.of_mut(Class::Critical).published += 1;
+        let frame = self.dialect_of(id).reply(frame, None);
         self.enqueue(now, id, entry(now, EventKind::Ack, NO_CHANNEL, 0, 0, Payload::Own(frame.into())));
     }
 }
@@ -533,7 +527,7 @@ fn queue_from(
         } else {
             let payload = match dialect {
                 Dialect::Json => Payload::Event(sealed.clone()),
-                Dialect::Rkyv => Payload::Own(encoded(frozen, dialect).frame(i).into()),
+                Dialect::Rkyv | Dialect::Sse => Payload::Own(frozen.encoded(dialect).frame(i).into()),
             };
             let entry = entry(now, row.kind, no.0, sealed.seq(), frozen.keys[i], payload);
             let verdict = behind.outbox.push(options, account, entry);

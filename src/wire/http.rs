@@ -5,6 +5,7 @@
 //! wrong. Checked against RFC 6455 §4.2.1; the library's own handshake check is not used, for it refuses two
 //! `Connection` lines and tokens cut by tabs, which proxies send.
 
+pub use super::dialect::Dialect;
 use super::event::{EventKind, KindSet};
 use super::problem::Problem;
 use crate::base::Name;
@@ -16,27 +17,6 @@ pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 pub const HEAD_FIELDS_MAX: usize = 64;
 /// The most event types in one `filter`.
 const FILTER_KINDS_MAX: usize = 32;
-
-/// What the frames of a connection look like.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Dialect {
-    /// `ringcast.json`: text frames.
-    #[default]
-    Json,
-    /// `ringcast.rkyv`: events as binary archives; replies stay JSON text.
-    Rkyv,
-}
-
-impl Dialect {
-    /// Its subprotocol name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Json => "ringcast.json",
-            Self::Rkyv => "ringcast.rkyv",
-        }
-    }
-}
 
 /// Where a reader was when it left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,10 +97,17 @@ pub fn parse_head(head: &[u8]) -> Result<Head, Problem> {
     let target = request.path.unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let Some(route) = route(path)? else { return Ok(Head::Other) };
-    let accept = check_handshake(&request)?;
-    let (app, channel) = match route {
+    let accept = match route {
+        Route::Stream { .. } => {
+            check_stream(&request)?;
+            String::new()
+        }
+        _ => check_handshake(&request)?,
+    };
+    let (app, channel, dialect) = match route {
         Route::Echo => return Ok(Head::Echo { accept }),
-        Route::Socket { app, channel } => (app, channel),
+        Route::Socket { app, channel } => (app, channel, Dialect::Json),
+        Route::Stream { app, channel } => (app, Some(channel), Dialect::Sse),
     };
     let mut upgrade = Upgrade {
         app,
@@ -131,7 +118,7 @@ pub fn parse_head(head: &[u8]) -> Result<Head, Problem> {
         heartbeat_s: None,
         origin: one(request.headers, "origin")?.map(str::to_owned),
         host: one(request.headers, "host")?.unwrap_or_default().to_owned(),
-        dialect: Dialect::Json,
+        dialect,
         names_dialect: false,
         accept,
     };
@@ -139,7 +126,14 @@ pub fn parse_head(head: &[u8]) -> Result<Head, Problem> {
         upgrade.token = Some(bearer(value)?.to_owned());
     }
     read_query(query, &mut upgrade)?;
-    read_dialects(request.headers, &mut upgrade)?;
+    if dialect == Dialect::Sse {
+        // What an `EventSource` comes back with by itself is newer than what its page once wrote into the address.
+        if let Some(position) = one(request.headers, "last-event-id")?.filter(|id| !id.is_empty()) {
+            upgrade.since = Some(parse_position(position)?);
+        }
+    } else {
+        read_dialects(request.headers, &mut upgrade)?;
+    }
     Ok(Head::Upgrade(Box::new(upgrade)))
 }
 
@@ -156,6 +150,7 @@ pub fn bearer(value: &str) -> Result<&str, Problem> {
 
 enum Route {
     Socket { app: Name, channel: Option<Name> },
+    Stream { app: Name, channel: Name },
     Echo,
 }
 
@@ -167,6 +162,10 @@ fn route(path: &str) -> Result<Option<Route>, Problem> {
     let (app, channel) = match parts[..] {
         ["", "v1", app, "ws"] => (app, None),
         ["", "v1", app, "channels", channel, "ws"] => (app, Some(channel)),
+        ["", "v1", app, "channels", channel, "sse"] => {
+            let (app, channel) = (path_name(app, "app")?, path_name(channel, "channel")?);
+            return Ok(Some(Route::Stream { app, channel }));
+        }
         _ => return Ok(None),
     };
     let channel = channel.map(|text| path_name(text, "channel")).transpose()?;
@@ -213,6 +212,28 @@ fn check_handshake(request: &httparse::Request<'_, '_>) -> Result<String, Proble
     match one(request.headers, "sec-websocket-key")?.map(str::trim) {
         Some(key) if is_nonce(key) => Ok(derive_accept_key(key.as_bytes())),
         _ => Err(bad("websocket_key", "Sec-WebSocket-Key must be 16 bytes in base64")),
+    }
+}
+
+fn check_stream(request: &httparse::Request<'_, '_>) -> Result<(), Problem> {
+    if request.method != Some("GET") {
+        return Err(Problem::new(405, "method", "an event stream is a GET").with_header("allow", "GET"));
+    }
+    if one(request.headers, "transfer-encoding")?.is_some()
+        || one(request.headers, "content-length")?.is_some_and(|n| n.trim() != "0")
+    {
+        return Err(bad("stream_with_body", "the request of an event stream has no body"));
+    }
+    Ok(())
+}
+
+/// Reads `epoch:seq`, the id of an event in a stream.
+fn parse_position(text: &str) -> Result<Since, Problem> {
+    let parsed =
+        text.trim().split_once(':').and_then(|(epoch, seq)| Some((parse_epoch(epoch).ok()?, seq.parse().ok()?)));
+    match parsed {
+        Some((epoch, seq)) => Ok(Since { epoch, seq }),
+        None => Err(bad("bad_position", format!("Last-Event-ID {text:?} is not `epoch:seq`"))),
     }
 }
 

@@ -3,6 +3,7 @@
 
 pub mod close;
 pub mod command;
+pub mod dialect;
 pub mod event;
 pub mod frame;
 pub mod http;

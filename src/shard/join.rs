@@ -288,6 +288,7 @@ impl Shard {
         self.places[slot as usize].client = Some(Box::new(client));
         self.clients += 1;
         self.stages.joined += 1;
+        self.schedule_report(now);
         let id = self.id_of(slot);
         // Spread over the minute, so that a storm of joins does not become a storm of pings.
         let spread = conn as u32 % self.options.ping_after_s.max(1);

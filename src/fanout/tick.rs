@@ -111,6 +111,12 @@ impl Tick {
         &self.frames
     }
 
+    /// What did not fit so far.
+    #[must_use]
+    pub fn overflow(&self) -> Option<&Gap> {
+        self.overflow.as_ref()
+    }
+
     /// Events of each class that ride in it.
     #[must_use]
     pub fn counts(&self) -> [u32; 3] {

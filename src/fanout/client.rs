@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use super::gap::Gap;
 use super::index::TopicNo;
 use super::outbox::{Outbox, Popped};
 use crate::base::{Account, AppId, Class};
@@ -199,12 +200,14 @@ pub enum SubState {
 }
 
 /// Where a member that came in the middle of something begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begins {
     /// The tick that was open when it came; what is walked before it does not concern it.
     pub tick: u32,
     /// The first frame of that tick that concerns it.
     pub frame: u32,
+    /// What the tick had no room for before it came: no loss of this member's.
+    pub lost: Option<Box<Gap>>,
 }
 
 /// The answer to a subscription that is not given yet.
@@ -241,9 +244,9 @@ impl Sub {
     /// How many frames of tick `number`, from the first on, do not concern it.
     #[must_use]
     pub fn skipped(&self, number: u32) -> usize {
-        match self.begins {
-            Some(Begins { tick, frame }) if tick == number => frame as usize,
-            Some(Begins { tick, .. }) if tick > number => usize::MAX,
+        match &self.begins {
+            Some(begins) if begins.tick == number => begins.frame as usize,
+            Some(begins) if begins.tick > number => usize::MAX,
             _ => 0,
         }
     }

@@ -38,6 +38,28 @@ impl Gap {
         self.widen(other.from_seq, other.to_seq);
     }
 
+    /// What was lost since this gap stood at `before`; `None` if nothing was.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Option<Self> {
+        let count_before = |kind| before.dropped.iter().find(|(of, _)| *of == kind).map_or(0, |(_, count)| *count);
+        let dropped: Vec<_> = self
+            .dropped
+            .iter()
+            .map(|&(kind, count)| (kind, count - count_before(kind)))
+            .filter(|(_, count)| *count > 0)
+            .collect();
+        if dropped.is_empty() {
+            return None;
+        }
+        // Stored events are lost in the order of their seqs.
+        let (from_seq, to_seq) = match (self.to_seq > before.to_seq, before.to_seq) {
+            (false, _) => (0, 0),
+            (true, 0) => (self.from_seq, self.to_seq),
+            (true, last) => (last + 1, self.to_seq),
+        };
+        Some(Self { channel: self.channel, from_seq, to_seq, dropped })
+    }
+
     fn add_many(&mut self, kind: EventKind, count: u32) {
         match self.dropped.binary_search_by_key(&kind, |&(kind, _)| kind) {
             Ok(at) => self.dropped[at].1 = self.dropped[at].1.saturating_add(count),
@@ -70,5 +92,10 @@ mod tests {
         gap.absorb(&later);
         assert_eq!((gap.from_seq, gap.to_seq), (6, 10));
         assert_eq!(gap.dropped, [(EventKind::MessageNew, 3), (EventKind::ReactionNew, 1), (EventKind::TypingStart, 1)]);
+        let before = gap.clone();
+        assert_eq!(gap.since(&before), None);
+        gap.add(EventKind::MessageNew, 11);
+        let later = gap.since(&before).unwrap();
+        assert_eq!((later.from_seq, later.to_seq, later.dropped), (11, 11, vec![(EventKind::MessageNew, 1)]));
     }
 }

@@ -112,6 +112,12 @@ impl Tick {
         &self.frames
     }
 
+    /// What did not fit so far.
+    #[must_use]
+    pub fn overflow(&self) -> Option<&Gap> {
+        self.overflow.as_ref()
+    }
+
     /// Events of each class that ride in it.
     #[must_use]
     pub fn counts(&self) -> [u32; 3] {
@@ -122,6 +128,13 @@ impl Tick {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// These stored events are lost to everybody before they came here, and told at the end of the tick.
+    pub fn lose(&mut self, channel: u32, from_seq: u64, to_seq: u64) {
+        let count = u32::try_from(to_seq - from_seq + 1).unwrap_or(u32::MAX);
+        let lost = Gap { channel, from_seq, to_seq, dropped: vec![(EventKind::MessageNew, count)] };
+        self.overflow.get_or_insert_with(|| Gap::new(channel)).absorb(&lost);
     }
 
     /// Appends an event. `key` is that of a mergeable one, else 0; `may_replace` allows it to stand in the place of an

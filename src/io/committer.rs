@@ -3,6 +3,8 @@
 //! Batches and questions flow in over bounded channels, results flow back as [`StoreNews`]. Always true: a commit may
 //! take 50 ms on a busy disk and nobody waits for it but those whose messages it carries.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
@@ -40,6 +42,8 @@ pub struct Committer {
     reads: Option<SyncSender<Read>>,
     threads: Vec<JoinHandle<()>>,
     news: Sender<StoreNews>,
+    /// Nobody takes news out any more.
+    ended: Arc<AtomicBool>,
 }
 
 impl Committer {
@@ -57,7 +61,9 @@ impl Committer {
         // One batch is under way at a time; the other places are for bans, and for rooms, which may be skipped.
         let (jobs, job_receiver) = sync_channel(64);
         let (reads, read_receiver) = sync_channel(reads_max.max(1));
-        let (commit_news, read_news) = (news.clone(), news.clone());
+        let ended = Arc::new(AtomicBool::new(false));
+        let commit_news = News { door: news.clone(), ended: Arc::clone(&ended) };
+        let read_news = News { door: news.clone(), ended: Arc::clone(&ended) };
         let committer = Builder::new().name("committer".into()).spawn(move || {
             pin_to(cpu);
             commit_all(store, &job_receiver, &commit_news);
@@ -66,7 +72,7 @@ impl Committer {
             pin_to(cpu);
             read_all(pages, &read_receiver, &read_news);
         })?;
-        Ok(Self { jobs: Some(jobs), reads: Some(reads), threads: vec![committer, reader], news })
+        Ok(Self { jobs: Some(jobs), reads: Some(reads), threads: vec![committer, reader], news, ended })
     }
 
     /// Commits a batch; the result comes as news.
@@ -113,6 +119,7 @@ impl Committer {
 
     /// Ends both threads after what they have; the database is closed when this returns.
     pub fn stop(&mut self) {
+        self.ended.store(true, Ordering::Release);
         self.jobs = None;
         self.reads = None;
         for thread in self.threads.drain(..) {
@@ -121,16 +128,14 @@ impl Committer {
     }
 }
 
-fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &Sender<StoreNews>) {
+fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &News) {
     while let Ok(job) = jobs.recv() {
         match job {
             Job::Commit(batch, now_wall_ms) => {
                 let result = store.commit(now_wall_ms, batch.events());
                 // The orchestrator takes the events back without a copy if nobody else holds them.
                 drop(batch);
-                // One batch is under way at a time, so its answer always finds room.
-                let _ = news.push(StoreNews::Committed(result));
-                news.ring();
+                news.tell(StoreNews::Committed(result));
             }
             Job::SaveBan(number, ban, lift) => {
                 let result = if lift {
@@ -138,8 +143,7 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &Sender<StoreN
                 } else {
                     store.ban_set(&ban)
                 };
-                let _ = news.push(StoreNews::BanSaved(number, result));
-                news.ring();
+                news.tell(StoreNews::BanSaved(number, result));
             }
             Job::SaveRooms(changes) => {
                 if let Err(error) = store.rooms_save(&changes) {
@@ -153,19 +157,33 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &Sender<StoreN
     }
 }
 
-fn read_all<P: Pages>(mut pages: P, reads: &Receiver<Read>, news: &Sender<StoreNews>) {
+fn read_all<P: Pages>(mut pages: P, reads: &Receiver<Read>, news: &News) {
     while let Ok(Read { number, key, what }) = reads.recv() {
-        let mut item = match what {
+        news.tell(match what {
             What::Page(ask) => StoreNews::Read(number, pages.page(&key, ask)),
             What::Event(id) => StoreNews::Found(number, pages.find(&key, id).map(|found| found.map(Box::new))),
-        };
-        // The mailbox holds as many answers as there may be questions; if it is full all the same, the reader waits
-        // for the orchestrator, which takes them out without waiting for anybody.
-        while let Err(back) = news.push(item) {
+        });
+    }
+}
+
+/// The mailbox that both threads fill.
+struct News {
+    door: Sender<StoreNews>,
+    ended: Arc<AtomicBool>,
+}
+
+impl News {
+    /// If the mailbox is full, the thread waits for the orchestrator, which takes the news out without waiting for
+    /// anybody: the answer of a batch that was dropped here would leave it under way for good.
+    fn tell(&self, mut item: StoreNews) {
+        while let Err(back) = self.door.push(item) {
+            if self.ended.load(Ordering::Acquire) {
+                return;
+            }
             item = back;
-            news.ring();
+            self.door.ring();
             std::thread::yield_now();
         }
-        news.ring();
+        self.door.ring();
     }
 }

@@ -130,7 +130,8 @@ impl Channel {
             return None;
         }
         self.entered |= !self.open.is_empty();
-        Some(Begins { tick: self.tick, frame: self.open.counts().iter().sum() })
+        let lost = self.open.overflow().cloned().map(Box::new);
+        Some(Begins { tick: self.tick, frame: self.open.counts().iter().sum(), lost })
     }
 
     /// The tick being walked, if it has not come to this member and concerns it.

@@ -208,6 +208,19 @@ impl Shard {
                 channel.head = Head::Open { epoch: page.epoch, last_seq: page.head };
             }
             Some(since) => {
+                let first = page.events.first().map_or(page.head + 1, Sealed::seq);
+                if first > since + 1 {
+                    // Retention was faster: what nobody has any more is told at the end of the open tick, and what
+                    // follows waits for the next one.
+                    channel.open.lose(no.0, since + 1, first - 1);
+                    channel.head = Head::Asked { held, since: Some(first - 1) };
+                    if !channel.queued {
+                        channel.queued = true;
+                        self.queue.push_back(no);
+                    }
+                    self.retry_heads.push(no);
+                    return;
+                }
                 let mut last = since;
                 for sealed in &page.events {
                     last = sealed.seq();

@@ -117,8 +117,10 @@ impl Shard {
 
     /// The waiting socket of this ticket is gone; the answer to come finds nobody.
     pub fn on_join_gone(&mut self, ticket: u64) {
-        if let Some(Pending::Join(spec)) = self.pending.remove(&ticket) {
-            self.release_address(spec.address);
+        if let Some(pending) = self.pending.get_mut(&ticket)
+            && let Pending::Join(spec) = pending
+        {
+            *pending = Pending::Left(spec.address);
         }
     }
 
@@ -137,13 +139,27 @@ impl Shard {
                 let seat = Box::new(Seat { spec: *spec, given, asker: self.options.id });
                 self.actions.push_back(Action::HandOver { ticket, to: given.room.shard, seat });
             }
-            (Some(Pending::Join(spec)), Ok(None)) => self.admit(now, ticket, *spec, None),
+            (Some(Pending::Join(spec)), Ok(None)) => {
+                if self.takes_nobody() {
+                    self.turn_away(ticket, &spec);
+                } else {
+                    self.admit(now, ticket, *spec, None);
+                }
+            }
             (Some(Pending::Join(spec)), Err(problem)) => {
                 // The first refusal may be that of the address, which then was not counted.
                 if problem.code != "address_full" {
                     self.release_address(spec.address);
                 }
                 self.actions.push_back(Action::Refuse { ticket, problem });
+            }
+            (Some(Pending::Left(address)), answer) => {
+                match answer {
+                    Ok(Some(given)) => self.give_back(self.options.id, given.number),
+                    Err(problem) if problem.code == "address_full" => return,
+                    _ => {}
+                }
+                self.release_address(address);
             }
             (Some(Pending::Subscribe { client, want }), answer) => self.on_subscribe_answer(now, client, *want, answer),
             (_, Ok(Some(given))) => self.give_back(self.options.id, given.number),
@@ -164,10 +180,8 @@ impl Shard {
         let last = &mut self.processed[usize::from(asker.0)];
         *last = (*last).max(given.number);
         self.schedule_report(now);
-        if self.draining.is_some() || self.clients >= self.options.clients_max {
-            self.release_address(spec.address);
-            let problem = Problem::new(503, "connections_full", "this core takes no more connections").retry_after(5);
-            self.actions.push_back(Action::Refuse { ticket, problem });
+        if self.takes_nobody() {
+            self.turn_away(ticket, &spec);
             return;
         }
         let full = spec.channel.as_ref().is_some_and(|topic| self.room_is_full(topic, given.room.n));
@@ -188,6 +202,17 @@ impl Shard {
         let ask =
             ToOrchestrator::AskSeat { ticket, asker, channel, user, address: None, attempt, refused, here: false };
         self.actions.push_back(Action::Ask(ask));
+    }
+
+    /// It drains, or came to its ceiling while the seat was on its way.
+    fn takes_nobody(&self) -> bool {
+        self.draining.is_some() || self.clients >= self.options.clients_max
+    }
+
+    fn turn_away(&mut self, ticket: u64, spec: &JoinSpec) {
+        self.release_address(spec.address);
+        let problem = Problem::new(503, "connections_full", "this core takes no more connections").retry_after(5);
+        self.actions.push_back(Action::Refuse { ticket, problem });
     }
 
     fn room_is_full(&self, topic: &Topic, room: u32) -> bool {
@@ -276,6 +301,7 @@ impl Shard {
         self.places[slot as usize].client = Some(Box::new(client));
         self.clients += 1;
         self.stages.joined += 1;
+        self.schedule_report(now);
         let id = self.id_of(slot);
         // Spread over the minute, so that a storm of joins does not become a storm of pings.
         let spread = conn as u32 % self.options.ping_after_s.max(1);
@@ -457,6 +483,13 @@ impl Shard {
             return;
         }
         if !self.client(client).is_some_and(|c| c.phase == Phase::Open) {
+            return;
+        }
+        // It may have asked for several at once, each while there was still room.
+        let max = usize::from(self.options.channels_per_client);
+        if self.client(client).is_some_and(|c| c.channels() >= max) {
+            let detail = format!("a connection watches at most {max} channels");
+            self.reply(now, client, reply::error(want.id.as_deref(), "too_many_channels", &detail));
             return;
         }
         if self.room_is_full(&want.topic, given.room.n) {

@@ -171,6 +171,8 @@ pub enum Action {
 enum Pending {
     /// A socket that waits for a seat.
     Join(Box<JoinSpec>),
+    /// A socket that went away while it waited, and the address that the answer will tell to be counted or not.
+    Left(Option<AddressKey>),
     /// A connection that subscribes to a further channel.
     Subscribe { client: ClientId, want: Box<join::Want> },
     /// A message that a client posted.

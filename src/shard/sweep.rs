@@ -239,7 +239,11 @@ impl Shard {
             client.closing,
             Some(Closing::Draining { .. } | Closing::Normal | Closing::Silent | Closing::Revoked)
         );
-        if writes && let Some(behind) = &mut client.behind {
+        // Nothing stands before `connection.ready`, so who ends without it is told of nothing but the end.
+        let awaits_ready = client.awaits_ready();
+        if awaits_ready && let Some(behind) = &mut client.behind {
+            behind.outbox.drain_lost(&mut self.account);
+        } else if writes && let Some(behind) = &mut client.behind {
             behind.fill(now.mono_ms(), usize::MAX, client.dialect, &mut self.account, |no| {
                 channels.get(no as usize).and_then(Option::as_ref).map(|c| c.name.clone()).unwrap_or_default()
             });

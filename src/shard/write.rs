@@ -228,11 +228,12 @@ impl Shard {
             let Some(client) = &mut place.client else { continue };
             let way = choose_way(client, place.flags & BUSY != 0, no, &frozen);
             let id = ClientId { slot: member.client, generation: place.generation };
+            let mut begins = None;
             if !matches!(way, Way::Nothing)
                 && let Some(sub) = client.sub_mut(no)
-                && sub.begins.take().is_some()
             {
-                touched.push(member.client);
+                begins = sub.begins.take();
+                touched.extend(begins.as_ref().map(|_| member.client));
             }
             match way {
                 Way::Nothing => {}
@@ -242,7 +243,9 @@ impl Shard {
                     batch.sends.push(Send { client: id, source: Source::Slice(slice) });
                 }
                 Way::Outbox { from } => {
-                    let queued = queue_from(now, client, no, &frozen, from, &self.options.outbox, &mut self.account);
+                    let lost = begins.filter(|begins| begins.tick == frozen.number).and_then(|begins| begins.lost);
+                    let part = Part { from, lost };
+                    let queued = queue_from(now, client, no, &frozen, part, &self.options.outbox, &mut self.account);
                     self.stages.queue_writes += queued.written;
                     if queued.overrun {
                         overrun.push(id);
@@ -370,7 +373,8 @@ impl Shard {
         let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
         debug_assert!(behind.rest.is_empty(), "in step means nothing was unfinished");
         behind.rest = rest;
-        let queued = queue_from(now, client, topic, frozen, next, &self.options.outbox, &mut self.account);
+        let part = Part { from: next, lost: None };
+        let queued = queue_from(now, client, topic, frozen, part, &self.options.outbox, &mut self.account);
         self.stages.queue_writes += queued.written;
         self.block(now, id);
         if queued.overrun {
@@ -484,6 +488,7 @@ fn choose_way(client: &Client, busy: bool, no: TopicNo, frozen: &Frozen) -> Way 
         return Way::Nothing;
     }
     let as_it_is = from == 0
+        && sub.begins.as_ref().is_none_or(|begins| begins.tick < frozen.number || begins.lost.is_none())
         && !matches!(sub.state, SubState::Resuming { .. })
         && client.phase == Phase::Open
         && client.behind.is_none()
@@ -499,13 +504,21 @@ struct Queued {
     overrun: bool,
 }
 
-/// Puts the frames of a tick, from frame `from` on, into a client's outbox, by its filter and position.
+/// What part of a tick concerns a client.
+struct Part {
+    /// The first frame.
+    from: usize,
+    /// What the tick had lost before the client came.
+    lost: Option<Box<crate::fanout::gap::Gap>>,
+}
+
+/// Puts a part of a tick's frames into a client's outbox, by its filter and position.
 fn queue_from(
     now: Now,
     client: &mut Client,
     no: TopicNo,
     frozen: &Frozen,
-    from: usize,
+    part: Part,
     options: &crate::fanout::score::OutboxOptions,
     account: &mut Account,
 ) -> Queued {
@@ -515,7 +528,7 @@ fn queue_from(
         .map_or((KindSet::ALL, false), |sub| (sub.filter, matches!(sub.state, SubState::Resuming { .. })));
     let (conn, dialect) = (client.conn, client.dialect);
     let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
-    for (i, sealed) in frozen.frames.iter().enumerate().skip(from) {
+    for (i, sealed) in frozen.frames.iter().enumerate().skip(part.from) {
         let row = sealed.kind().row();
         let critical = row.class == Class::Critical;
         if queued.overrun {
@@ -536,10 +549,15 @@ fn queue_from(
         }
     }
     // Who reads by the cursor gets what the tick had no room for.
+    // Nor is it told twice to whom its frame was written in part.
     if let Some(gap) = &frozen.overflow
         && !resuming
+        && part.from <= frozen.frames.len()
     {
-        behind.outbox.tell(gap);
+        match &part.lost {
+            None => behind.outbox.tell(gap),
+            Some(before) => gap.since(before).iter().for_each(|gap| behind.outbox.tell(gap)),
+        }
     }
     queued
 }

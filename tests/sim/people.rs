@@ -105,7 +105,8 @@ impl World<'_> {
             _ => Reader::Slow(self.random.between(5, 200) as usize),
         };
         let life = self.life;
-        self.viewers[no].was_slow = reader != Reader::Fast;
+        // What does not fit into a small buffer at once may come too late.
+        self.viewers[no].was_slow = reader != Reader::Fast || room < 2_000;
         let viewer = &mut self.viewers[no];
         viewer.leave();
         viewer.phase = Phase::Waiting;

@@ -15,7 +15,9 @@ use crate::truth::{Request, Truth};
 use crate::viewer::{Phase, Reader, Viewer};
 
 /// Steps of the end, each of [`REST_US`].
-const REST_STEPS: u64 = 260;
+const REST_STEPS: u64 = 220;
+/// Steps without an end of a connection after which all reports have come.
+const QUIET_STEPS: u64 = 50;
 /// Microseconds of a step at the end.
 const REST_US: u64 = 50_000;
 
@@ -91,6 +93,15 @@ impl<'t> World<'t> {
             {
                 unflushed.push(channel);
             }
+            self.pass(REST_US);
+        }
+        // Who never answers is closed late; after the last end the reports have their time.
+        let (mut left, mut quiet) = (0, 0);
+        while quiet < QUIET_STEPS {
+            let cores = self.node.as_ref().map_or(&[][..], |node| &node.shards);
+            let now_left = cores.iter().map(|core| core.shard.stages().left).sum();
+            quiet = if now_left == left { quiet + 1 } else { 0 };
+            left = now_left;
             self.pass(REST_US);
         }
         // Pings go on for ever: rest is the first moment without one under way.

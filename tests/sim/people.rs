@@ -105,6 +105,8 @@ impl World<'_> {
             _ => Reader::Slow(self.random.between(5, 200) as usize),
         };
         let life = self.life;
+        // What does not fit into a small buffer at once may come too late.
+        self.viewers[no].was_slow = reader != Reader::Fast || room < 2_000;
         let viewer = &mut self.viewers[no];
         viewer.leave();
         viewer.phase = Phase::Waiting;
@@ -130,10 +132,12 @@ impl World<'_> {
                 end.up.extend(client_frame(8, &[3, 0xE8], [7, 0, 7, 0]));
             }
             80..90 => {
+                self.viewers[no].was_slow = true;
                 self.viewers[no].reader = Reader::Pausing(self.step + self.random.between(10, 200));
                 return;
             }
             _ => {
+                self.viewers[no].was_slow = true;
                 self.viewers[no].reader = Reader::Never;
                 return;
             }

@@ -195,7 +195,7 @@ impl ShardCore {
         for _ in 0..scene.random.between(1, 4) {
             let Some(no) = self.guests.pop_front() else { return };
             let socket = scene.network.get(no);
-            if socket.reset || socket.fin || !self.listening {
+            if socket.reset || socket.fin {
                 socket.node_fin = true;
                 continue;
             }

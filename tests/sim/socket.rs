@@ -104,6 +104,13 @@ impl Network {
         self.sockets.iter_mut()
     }
 
+    /// From now on everybody's buffer is large: what is left shall be over soon.
+    pub(crate) fn widen(&mut self) {
+        for socket in &mut self.sockets {
+            socket.room = 64 * 1024;
+        }
+    }
+
     /// A send without waiting.
     pub(crate) fn send(&mut self, no: usize, bytes: &[u8]) -> Sent {
         let socket = &mut self.sockets[no];

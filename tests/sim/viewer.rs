@@ -68,6 +68,8 @@ pub(crate) struct Viewer {
     pub(crate) user: Option<usize>,
     pub(crate) rkyv: bool,
     pub(crate) reader: Reader,
+    /// It has not always read fast on this connection: it may be left without a word.
+    pub(crate) was_slow: bool,
     pub(crate) phase: Phase,
     pub(crate) conn: String,
     pub(crate) first: Option<(String, Since, &'static str)>,
@@ -116,6 +118,7 @@ impl Viewer {
             user: None,
             rkyv: false,
             reader: Reader::Fast,
+            was_slow: false,
             phase: Phase::Away,
             conn: String::new(),
             first: None,

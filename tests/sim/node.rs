@@ -55,13 +55,13 @@ impl Node {
             if scene.random.chance(20) {
                 continue;
             }
-            if core < shards {
-                self.shards[core].turn(scene);
-            } else if core == shards {
-                let all_drained = self.shards.iter().all(|core| core.drained);
-                over |= self.orchestrator.turn(scene, all_drained);
-            } else {
-                self.orchestrator.disk.turn(scene);
+            match core.cmp(&shards) {
+                std::cmp::Ordering::Less => self.shards[core].turn(scene),
+                std::cmp::Ordering::Equal => {
+                    let all_drained = self.shards.iter().all(|core| core.drained);
+                    over |= self.orchestrator.turn(scene, all_drained);
+                }
+                std::cmp::Ordering::Greater => self.orchestrator.disk.turn(scene),
             }
         }
         over

@@ -17,9 +17,8 @@ impl World<'_> {
             let roll = self.random.below(1_000);
             match self.viewers[no].phase {
                 Phase::Away if roll < 100 => self.come(no),
-                Phase::Open if roll < self.plan.leaves => self.go(no),
+                Phase::Open | Phase::Waiting | Phase::Upgraded if roll < self.plan.leaves => self.go(no),
                 Phase::Open if roll < self.plan.leaves + self.plan.commands => self.command(no),
-                Phase::Waiting | Phase::Upgraded if roll < self.plan.leaves => self.go(no),
                 _ => {}
             }
         }
@@ -77,7 +76,7 @@ impl World<'_> {
         let mut fields = String::new();
         match user {
             Some(user) if self.random.chance(30) => query.push(format!("token={}", self.tokens[user])),
-            Some(user) => fields.push_str(&format!("Authorization: Bearer {}\r\n", self.tokens[user])),
+            Some(user) => fields = format!("Authorization: Bearer {}\r\n", self.tokens[user]),
             None => {}
         }
         if rkyv {

@@ -68,6 +68,13 @@ pub(super) fn check(config: &Config, notes: &mut Notes) {
         "a smaller buffer would be full before the low-water mark says so",
     );
     at_least(
+        "socket.user_timeout_ms",
+        config.user_timeout_ms.into(),
+        "liveness.max_stall_ms",
+        u64::from(shard.max_stall_ms) + 5_000,
+        "the kernel drops a peer whose window stays closed for so long, and would hide who is too slow",
+    );
+    at_least(
         "seating.outstanding_expiry_ms",
         orchestrator.seating.outstanding_expiry_ms.into(),
         "shard.report_ms",
@@ -131,6 +138,8 @@ mod tests {
             ("[outbox]\nevents_min = 2000", 2, "outbox.events_min = 2000"),
             ("[outbox]\nevents_max = 15", 2, "outbox.events_max = 15"),
             ("[outbox]\nlag_budget_ms = 40_000", 2, "outbox.lag_budget_ms = 40_000"),
+            ("[socket]\nuser_timeout_ms = 34_999", 2, "socket.user_timeout_ms = 34_999"),
+            ("[liveness]\nmax_stall_ms = 60_000", 2, "liveness.max_stall_ms = 60_000"),
             ("[shard]\nreport_ms = 20_000", 2, "shard.report_ms = 20_000"),
             ("[store]\nqueued_events_max = 9", 2, "store.queued_events_max = 9"),
             ("[ring]\ncq_entries = 128", 2, "ring.cq_entries = 128"),

@@ -77,7 +77,7 @@ fn inbound(c: &mut Criterion) {
     c.bench_function("socket: read a command of 15 bytes", |b| {
         b.iter(|| {
             let mut seen = 0;
-            let fed = codec.feed(&mut pool, black_box(&frame), &mut output, |_| seen += 1);
+            let fed = codec.feed(&mut pool, black_box(&frame), &mut output, |_, _| seen += 1);
             assert_eq!((fed, seen), (Fed::Open, 1));
         });
     });

@@ -4,6 +4,7 @@
 //! a room's cap is checked here whatever the orchestrator believed, and a seat that is not taken is given back.
 
 use super::channel::{Channel, Head};
+use super::receive::too_many_channels;
 use super::{Action, GENERATION_MASK, Pending, Place, Shard};
 use crate::admission::auth::{Speaker, authenticate};
 use crate::base::{AppId, ClientId, Given, Name, Now, RoomId, ShardId};
@@ -490,6 +491,13 @@ impl Shard {
         if self.client(client).is_some_and(|c| c.channels() >= max) {
             let detail = format!("a connection watches at most {max} channels");
             self.reply(now, client, reply::error(want.id.as_deref(), "too_many_channels", &detail));
+            return;
+        }
+        // Looked at again: many subscriptions may have been on their way at once.
+        let max = usize::from(self.options.channels_per_client);
+        if self.client(client).is_some_and(|c| c.channels() >= max) {
+            let problem = too_many_channels(max);
+            self.reply(now, client, reply::error(want.id.as_deref(), problem.code, &problem.detail));
             return;
         }
         if self.room_is_full(&want.topic, given.room.n) {

@@ -29,6 +29,11 @@ const TYPING_PER_S: u8 = 1;
 /// Custom events of one client a second.
 const CUSTOM_PER_S: u8 = 5;
 
+/// The answer to one subscription more than a connection may have.
+pub(super) fn too_many_channels(max: usize) -> Problem {
+    Problem::new(429, "too_many_channels", format!("a connection watches at most {max} channels"))
+}
+
 /// A message as it was received, kept only until the read it came in is dealt with.
 enum Received {
     Text(String),
@@ -50,17 +55,22 @@ impl Shard {
             return;
         }
         let echo = client.echo;
-        let mut answers = Vec::new();
+        let mut control = Vec::new();
         let mut received = Vec::new();
-        let fed = client.codec.feed(&mut self.pool, bytes, &mut answers, |inbound| match inbound {
-            Inbound::Text(text) => received.push(Received::Text(text.to_owned())),
-            Inbound::Binary(bytes) => received.push(Received::Binary(bytes.to_owned())),
+        let mut fed = client.codec.feed(&mut self.pool, bytes, &mut control, |inbound, at| match inbound {
+            Inbound::Text(text) => received.push((at, Received::Text(text.to_owned()))),
+            Inbound::Binary(bytes) => received.push((at, Received::Binary(bytes.to_owned()))),
             Inbound::Alive => {}
         });
-        // A peer's Close is answered last, behind the answers to what it said before.
-        let close_at = if fed == Fed::PeerClosed { last_frame(&answers) } else { answers.len() };
-        let close_reply = answers.split_off(close_at);
-        for message in received {
+        // A peer's Close is answered last, behind everything else that it is owed.
+        let close_at = if fed == Fed::PeerClosed { last_frame(&control) } else { control.len() };
+        let close_reply = control.split_off(close_at);
+        // Pongs stand among the other answers as pings stood among the messages.
+        let mut answers = Vec::new();
+        let mut taken = 0;
+        for (at, message) in received {
+            answers.extend_from_slice(&control[taken..at.min(control.len())]);
+            taken = at.min(control.len());
             match message {
                 Received::Text(text) if echo => put_frame(&mut answers, Opcode::Text, text.as_bytes()),
                 Received::Binary(bytes) if echo => put_frame(&mut answers, Opcode::Binary, &bytes),
@@ -70,7 +80,15 @@ impl Shard {
                     answers.extend(self.bad_command(now, id, None, "malformed", message));
                 }
             }
+            let rates = self.client(id).and_then(|client| client.rates.as_ref());
+            if rates.is_some_and(|rates| rates.bad > BAD_COMMANDS_MAX) {
+                // What it said behind this counts no more, and its Close is not answered but forestalled.
+                fed = Fed::Failed(Closing::BadInput);
+                taken = control.len();
+                break;
+            }
         }
+        answers.extend_from_slice(&control[taken..]);
         if !answers.is_empty() {
             self.reply(now, id, answers);
         }
@@ -153,7 +171,7 @@ impl Shard {
         let (topic, client) = self.topic_of(id, channel)?;
         let max = usize::from(self.options.channels_per_client);
         if client.channels() >= max {
-            return Err(Problem::new(429, "too_many_channels", format!("a connection watches at most {max} channels")));
+            return Err(too_many_channels(max));
         }
         if self.draining.is_some() || self.asks_are_full() {
             return Err(Problem::new(503, "busy", "too many requests wait on this core").retry_after(1));
@@ -231,7 +249,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Counts a bad command and answers it; too many end the connection.
+    /// Counts a bad command and answers it.
     fn bad_command(&mut self, now: Now, id: ClientId, command_id: Option<&str>, code: &str, message: &str) -> Vec<u8> {
         self.stages.bad_commands += 1;
         let minute = now.mono_s() / 60;
@@ -241,10 +259,6 @@ impl Shard {
             (rates.minute, rates.bad) = (minute, 0);
         }
         rates.bad = rates.bad.saturating_add(1);
-        if rates.bad > BAD_COMMANDS_MAX {
-            self.close(now, id, Closing::BadInput);
-            return Vec::new();
-        }
         reply::error(command_id, code, message)
     }
 

@@ -411,10 +411,8 @@ impl Shard {
                 "before" => before = Some(number()?),
                 "since" => since = Some(number()?),
                 "limit" => {
-                    limit = number()? as u32;
-                    if !(1..=PAGE_MAX).contains(&limit) {
-                        return Err(Problem::new(400, "bad_query", format!("limit is 1 to {PAGE_MAX}")));
-                    }
+                    let asked = u32::try_from(number()?).ok().filter(|asked| (1..=PAGE_MAX).contains(asked));
+                    limit = asked.ok_or_else(|| Problem::new(400, "bad_query", format!("limit is 1 to {PAGE_MAX}")))?;
                 }
                 _ => {}
             }

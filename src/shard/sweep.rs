@@ -153,20 +153,22 @@ impl Shard {
         }
         let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
         behind.last_words = (!close_reply.is_empty()).then(|| close_reply.into());
+        client.check_s = 0;
         self.list(id.slot);
         self.refresh(id.slot);
+        let linger_s = self.options.linger_ms.div_ceil(1_000);
+        self.schedule_check(id, now.mono_s() as u32 + linger_s.max(1) + 1);
     }
 
     /// Our own end of a connection: what may still be said is said.
     pub(super) fn say_last(&mut self, now: Now, id: ClientId, closing: Closing) {
         let linger_s = self.options.linger_ms.div_ceil(1_000);
-        let keeps = matches!(closing, Closing::Draining { .. } | Closing::Normal | Closing::Silent | Closing::Revoked);
         let Some(client) = self.client_mut(id) else { return };
         let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
         let blocked = behind.blocked_since_ms.is_some();
         behind.last_words = Some(client.dialect.closing(closing).into());
         if let Some(behind) = self.places[id.slot as usize].client.as_mut().and_then(|client| client.behind.as_mut())
-            && !keeps
+            && !closing.lets_finish()
         {
             behind.outbox.drain_lost(&mut self.account);
         }
@@ -235,10 +237,7 @@ impl Shard {
         let channels = &self.channels;
         let place = &mut self.places[id.slot as usize];
         let Some(client) = &mut place.client else { return };
-        let writes = matches!(
-            client.closing,
-            Some(Closing::Draining { .. } | Closing::Normal | Closing::Silent | Closing::Revoked)
-        );
+        let writes = client.closing.is_some_and(Closing::lets_finish);
         // Nothing stands before `connection.ready`, so who ends without it is told of nothing but the end.
         let awaits_ready = client.awaits_ready();
         if awaits_ready && let Some(behind) = &mut client.behind {

@@ -456,7 +456,17 @@ impl Shard {
             self.account.of_mut(class).lost += 1;
             return;
         };
+        let (awaits_ready, dialect) = (client.awaits_ready(), client.dialect);
         let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
+        let full = class == Class::Critical && behind.outbox.waiting(class) >= options.capacity(class);
+        if full && behind.blocked_since_ms.is_none() && !awaits_ready {
+            // Its socket has refused nothing: so many answers came within one turn, as after a commit of all that one
+            // client has posted. That is no lag; what the socket then does not take is.
+            let channels = &self.channels;
+            behind.fill(now.mono_ms(), usize::MAX, dialect, &mut self.account, |no| {
+                channels.get(no as usize).and_then(Option::as_ref).map(|c| c.name.clone()).unwrap_or_default()
+            });
+        }
         let verdict = behind.outbox.push(&options, &mut self.account, entry);
         self.stages.queue_writes += 1;
         self.list(id.slot);

@@ -88,6 +88,13 @@ impl Closing {
         CloseAdvice { code, reason, culprit, come_back }
     }
 
+    /// What waits for the client is written before the Close: the answers to what it did right, and why it is closed.
+    /// Only who takes too little of it gets nothing more.
+    #[must_use]
+    pub const fn lets_finish(self) -> bool {
+        !matches!(self, Self::TooSlow)
+    }
+
     /// The Close frame.
     #[must_use]
     pub fn frame(self) -> Vec<u8> {

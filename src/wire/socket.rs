@@ -117,7 +117,8 @@ struct Open {
 }
 
 impl Codec {
-    /// Reads `bytes`: calls `on` for each whole message, appends answers (pongs, the answering Close) to `output`.
+    /// Reads `bytes`: calls `on` for each whole message, appends answers (pongs, the answering Close) to `output`. With
+    /// a message comes how long `output` was when it was read, so that its own answer can stand in its place.
     ///
     /// After anything but [`Fed::Open`] the codec is spent: feed it nothing more.
     pub fn feed(
@@ -125,7 +126,7 @@ impl Codec {
         pool: &mut ContextPool,
         bytes: &[u8],
         output: &mut Vec<u8>,
-        mut on: impl FnMut(Inbound<'_>),
+        mut on: impl FnMut(Inbound<'_>, usize),
     ) -> Fed {
         let mut open = match self.open.take() {
             Some(open) => open,
@@ -163,14 +164,14 @@ impl Codec {
     }
 }
 
-fn read_all(context: &mut WebSocketContext, feed: &mut Feed<'_>, on: &mut impl FnMut(Inbound<'_>)) -> Fed {
+fn read_all(context: &mut WebSocketContext, feed: &mut Feed<'_>, on: &mut impl FnMut(Inbound<'_>, usize)) -> Fed {
     let mut peer_closed = false;
     loop {
         // An automatic pong is put out by the *next* read, so the loop goes on until the input is dry.
         match context.read(feed) {
-            Ok(Message::Text(text)) => on(Inbound::Text(text.as_str())),
-            Ok(Message::Binary(bytes)) => on(Inbound::Binary(&bytes)),
-            Ok(Message::Ping(_) | Message::Pong(_)) => on(Inbound::Alive),
+            Ok(Message::Text(text)) => on(Inbound::Text(text.as_str()), feed.output.len()),
+            Ok(Message::Binary(bytes)) => on(Inbound::Binary(&bytes), feed.output.len()),
+            Ok(Message::Ping(_) | Message::Pong(_)) => on(Inbound::Alive, feed.output.len()),
             Ok(Message::Close(_)) => peer_closed = true,
             Ok(Message::Frame(_)) => {}
             Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -343,7 +344,7 @@ mod tests {
         let (mut messages, mut output) = (Vec::new(), Vec::new());
         let mut fed = Fed::Open;
         for piece in bytes.chunks(step) {
-            fed = codec.feed(&mut pool, piece, &mut output, |inbound| match inbound {
+            fed = codec.feed(&mut pool, piece, &mut output, |inbound, _| match inbound {
                 Inbound::Text(text) => messages.push(text.to_owned()),
                 Inbound::Binary(bytes) => messages.push(format!("{} bytes", bytes.len())),
                 Inbound::Alive => {}
@@ -524,9 +525,9 @@ mod tests {
         let mut pool = ContextPool::new(limits);
         let (mut a, mut b) = (Codec::default(), Codec::default());
         let half = &frame(0x81, b"half")[..5];
-        assert_eq!(a.feed(&mut pool, half, &mut Vec::new(), |_| {}), Fed::Open);
+        assert_eq!(a.feed(&mut pool, half, &mut Vec::new(), |_, _| {}), Fed::Open);
         assert!(pool.gauge().is_full());
-        assert!(matches!(b.feed(&mut pool, half, &mut Vec::new(), |_| {}), Fed::Failed(Closing::Overloaded(_))));
+        assert!(matches!(b.feed(&mut pool, half, &mut Vec::new(), |_, _| {}), Fed::Failed(Closing::Overloaded(_))));
         a.release(&mut pool);
         assert_eq!(pool.gauge().used, 0);
     }

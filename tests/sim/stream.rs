@@ -103,7 +103,7 @@ pub(crate) fn client_frame(opcode: u8, payload: &[u8], mask: [u8; 4]) -> Vec<u8>
     match payload.len() {
         length @ 0..=125 => out.push(0x80 | length as u8),
         length => {
-            out.push(0x80 | 126);
+            out.push(0xFE);
             out.extend_from_slice(&(length as u16).to_be_bytes());
         }
     }

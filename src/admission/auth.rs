@@ -26,7 +26,6 @@ const TOKEN_BYTES_MAX: usize = 8 * 1024;
 pub struct TokenKey {
     /// Its name in a token's header; a token without one is tried against every key of its algorithm.
     pub kid: Option<String>,
-    /// HS256.
     algorithm: Algorithm,
     key: DecodingKey,
 }
@@ -42,6 +41,29 @@ impl TokenKey {
         }
         let key = DecodingKey::from_secret(secret).map_err(|error| error.to_string())?;
         Ok(Self { kid, algorithm: Algorithm::HS256, key })
+    }
+}
+
+/// The algorithms of public keys, by the names that tokens use (RFC 7518 §3.1, RFC 8037).
+const PUBLIC: [(&str, Algorithm); 3] =
+    [("RS256", Algorithm::RS256), ("ES256", Algorithm::ES256), ("EdDSA", Algorithm::EdDSA)];
+
+impl TokenKey {
+    /// A public key in PEM for `RS256`, `ES256` or `EdDSA`.
+    ///
+    /// # Errors
+    /// Says so if the algorithm is none of these, or if the key is not one of it.
+    pub fn public(kid: Option<String>, algorithm: &str, pem: &[u8]) -> Result<Self, String> {
+        let Some((_, algorithm)) = PUBLIC.into_iter().find(|(name, _)| *name == algorithm) else {
+            return Err(format!("{algorithm:?} is no algorithm of a public key: RS256, ES256 and EdDSA are"));
+        };
+        let key = match algorithm {
+            Algorithm::RS256 => DecodingKey::from_rsa_pem(pem),
+            Algorithm::ES256 => DecodingKey::from_ec_pem(pem),
+            _ => DecodingKey::from_ed_pem(pem),
+        };
+        let key = key.map_err(|error| format!("not a public key in PEM: {error}"))?;
+        Ok(Self { kid, algorithm, key })
     }
 }
 
@@ -203,6 +225,54 @@ mod tests {
         let none = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ1MSIsImV4cCI6OTk5OX0.";
         assert_eq!(authenticate(&app, Some(none), 0).unwrap_err().code, "bad_token");
         assert!(TokenKey::hs256(None, b"short").is_err());
+    }
+
+    /// Made for this test by `openssl genpkey -algorithm ed25519` and its public half.
+    const ED_PRIVATE: &[u8] = b"-----BEGIN PRIVATE KEY-----
+MC4CAQAwBQYDK2VwBCIEIJfwVexV21V0R+43m0C0MwQiRWl33Pv3efo5DiWRQaqd
+-----END PRIVATE KEY-----
+";
+    const ED_PUBLIC: &[u8] = b"-----BEGIN PUBLIC KEY-----
+MCowBQYDK2VwAyEAtOWwYj7S1P9b2cmLpyTQ5+c11FHBjADetnvdnGDMV3E=
+-----END PUBLIC KEY-----
+";
+
+    #[test]
+    fn public_keys_rotate_by_kid_and_never_stand_for_a_secret() {
+        let mut app = app();
+        app.token_keys = vec![
+            TokenKey::hs256(Some("old".into()), SECRET).unwrap(),
+            TokenKey::public(Some("new".into()), "EdDSA", ED_PUBLIC).unwrap(),
+        ];
+        let claims = |sub: &str| Claims {
+            sub: sub.into(),
+            exp: 9_999,
+            nbf: None,
+            name: None,
+            channels: None,
+            can: None,
+            tags: Some(vec!["vip".into()]),
+        };
+        let mut header = Header::new(Algorithm::EdDSA);
+        header.kid = Some("new".into());
+        let key = EncodingKey::from_ed_pem(ED_PRIVATE).unwrap();
+        let token = encode(&header, &claims("u1"), &key).unwrap();
+        let identity = check_token(&app, &token, 0).unwrap();
+        assert_eq!((identity.user.as_str(), identity.tags[0].as_str()), ("u1", "vip"));
+        header.kid = Some("old".into());
+        let token = encode(&header, &claims("u1"), &key).unwrap();
+        assert_eq!(
+            check_token(&app, &token, 0).unwrap_err().code,
+            "bad_token",
+            "that kid is a key of another algorithm"
+        );
+        // The public key's own text as an HS256 secret: the classic confusion of algorithms.
+        let mut header = Header::new(Algorithm::HS256);
+        header.kid = Some("new".into());
+        let forged = encode(&header, &claims("u1"), &EncodingKey::from_secret(ED_PUBLIC).unwrap()).unwrap();
+        assert_eq!(check_token(&app, &forged, 0).unwrap_err().code, "bad_token");
+        assert!(TokenKey::public(None, "RS256", ED_PUBLIC).is_err());
+        assert!(TokenKey::public(None, "none", ED_PUBLIC).is_err_and(|why| why.contains("RS256")));
     }
 
     #[test]

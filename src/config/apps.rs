@@ -76,17 +76,49 @@ fn app(t: &mut Table<'_, '_>, before: &[AppOptions], bytes_max: u32) -> Option<A
     Some(AppOptions { name, server_key_hash, token_keys, anonymous_read, origins, loopback_only, message_bytes_max })
 }
 
+fn public_key(
+    t: &mut Table<'_, '_>,
+    kid: Option<String>,
+    algorithm: &str,
+    file: Option<String>,
+    has_secret: bool,
+) -> Option<TokenKey> {
+    let Some(file) = file.filter(|_| !has_secret) else {
+        t.fault("public_key_file", false, format!("{algorithm} has a public_key_file and no secret"));
+        return None;
+    };
+    let path = t.directory().join(&file);
+    let key = std::fs::read(&path)
+        .map_err(|error| format!("{file} cannot be read: {error}"))
+        .and_then(|pem| TokenKey::public(kid, algorithm, &pem));
+    match key {
+        Ok(key) => Some(key),
+        Err(why) => {
+            t.fault("public_key_file", false, why);
+            None
+        }
+    }
+}
+
 fn token_key(t: &mut Table<'_, '_>, before: &[TokenKey]) -> Option<TokenKey> {
     let kid = t.text("kid", false);
     let algorithm = t.text("algorithm", false);
     let secret = t.text("secret", true);
     let file = t.text("secret_file", false);
-    if algorithm.as_deref() != Some("HS256") {
-        t.fault("algorithm", false, "\"HS256\" is allowed");
+    let public = t.text("public_key_file", false);
+    let Some(algorithm) = algorithm.filter(|name| matches!(&**name, "HS256" | "RS256" | "ES256" | "EdDSA")) else {
+        t.fault("algorithm", false, "\"HS256\", \"RS256\", \"ES256\" and \"EdDSA\" are allowed");
         return None;
-    }
+    };
     if kid.is_some() && before.iter().any(|other| other.kid == kid) {
         t.fault("kid", false, "another key of this app has this name");
+        return None;
+    }
+    if algorithm != "HS256" {
+        return public_key(t, kid, &algorithm, public, secret.is_some() || file.is_some());
+    }
+    if public.is_some() {
+        t.fault("public_key_file", false, "HS256 has a secret, no public key");
         return None;
     }
     let (key, secret) = match (secret, file) {

@@ -20,6 +20,7 @@ use crate::config::{Config, Cores};
 use crate::doctor::{self, Machine, Severity};
 use crate::io::clock::Clock;
 use crate::io::committer::Committer;
+use crate::io::executor::Rouser;
 use crate::io::handoff::{MailboxSizes, PostOffice};
 use crate::io::life::Life;
 use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
@@ -123,6 +124,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     };
 
     let mut handles = Vec::new();
+    let mut rouse = Vec::new();
     let failed = Arc::new(AtomicBool::new(false));
     let orchestrator_options = OrchestratorOptions { seed: random(), ..config.orchestrator.clone() };
     let rooms: Vec<_> = rooms.into_iter().map(|row| (row.key, row.room)).collect();
@@ -148,7 +150,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             };
             orchestrator_core::run(parts).await;
         };
-        let handle = executor::start("orchestrator", cores.orchestrator, config.spin_us.into(), main);
+        let handle = executor::start("orchestrator", cores.orchestrator, config.spin_us.into(), &mut rouse, main);
         handles.push(handle.map_err(|error| refuse(format!("the orchestrator does not start: {error}")))?);
     }
     let guests_max = guests_max(nofile, shards, config.admin_reserve);
@@ -193,9 +195,10 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 life.stop();
             }
         };
-        let handle = executor::start(&format!("shard-{at}"), cores.shards[at], config.spin_us.into(), main);
+        let handle = executor::start(&format!("shard-{at}"), cores.shards[at], config.spin_us.into(), &mut rouse, main);
         handles.push(handle.map_err(|error| refuse(format!("shard {at} does not start: {error}")))?);
     }
+    let rouser = Rouser::start(rouse).map_err(|error| refuse(format!("no thread is left: {error}")))?;
     life.set_ready(true);
     machine::notify_ready();
     announce(&config, &cores, nofile, guests_max, &apps);
@@ -204,6 +207,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             failed.store(true, Ordering::Release);
         }
     }
+    drop(rouser);
     if failed.load(Ordering::Acquire) {
         return Err(refuse("a core of the node failed; what was acknowledged is on disk"));
     }

@@ -1,40 +1,104 @@
 //! One pinned executor a core: what the runtime must be told so that a letter from another core is served within a
-//! millisecond under load.
+//! millisecond under load, and what keeps a core from sleeping on its own work.
+//!
+//! **The runtime may sleep on runnable tasks.** glommio 0.9.0 takes "preempted before anything ran" for "there is nothing
+//! to run" (glommio/glommio#53, fixed there and not released): where the kernel takes the CPU away just between the
+//! arming of the preemption timer and the first look at it, the core parks, and neither a letter nor a socket wakes a
+//! task that is awake already. Under two busy neighbours one start in forty hung for ever. So the main future, before
+//! which nothing could help, runs under a timer too long to expire there, and a [`Waker`] from outside rouses every
+//! core so often that a sleep of this kind lasts milliseconds.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Poll, Waker};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use glommio::{
     ExecutorJoinHandle, Latency, LocalExecutorBuilder, Placement, PoolPlacement, Shares, TaskQueueHandle, executor,
-    spawn_local_into,
+    spawn_local, spawn_local_into,
 };
 
 /// Registered memory for direct I/O, which nobody does here; the runtime's default of 10 MiB would only fill memlock.
 const IO_MEMORY_BYTES: usize = 64 * 1024;
 
-/// Starts a thread pinned to `cpu` that runs `main` until it ends.
+/// The preemption timer of a core's first task. Nobody else runs then, so its length matters to nobody.
+const FIRST_TASK: Duration = Duration::from_millis(500);
+/// How often every core is roused. A core that sleeps for good reason is up again in 50 µs.
+const ROUSE: Duration = Duration::from_millis(20);
+
+/// Rouses the cores until it is dropped.
+#[derive(Debug)]
+pub struct Rouser {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Rouser {
+    /// Begins; `cores` are those of [`start`].
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn start(cores: Vec<Arc<OnceLock<Waker>>>) -> std::io::Result<Self> {
+        let over = Arc::new(AtomicBool::new(false));
+        let its_over = Arc::clone(&over);
+        let thread = thread::Builder::new().name("rouser".into()).spawn(move || {
+            while !its_over.load(Ordering::Acquire) {
+                thread::park_timeout(ROUSE);
+                // A wake from another thread always reaches the core, also if the task behind it is awake already.
+                cores.iter().filter_map(|core| core.get()).for_each(Waker::wake_by_ref);
+            }
+        })?;
+        Ok(Self { over, thread: Some(thread) })
+    }
+}
+
+impl Drop for Rouser {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It does not panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts a thread pinned to `cpu` that runs `main` until it ends. What rouses it is put into `rouse`, for a [`Rouser`].
 ///
 /// # Errors
 /// Says why the runtime does not start, such as too little locked memory.
-pub fn start<F, G>(name: &str, cpu: usize, spin_us: u64, main: G) -> Result<ExecutorJoinHandle<()>, String>
+pub fn start<F, G>(
+    name: &str,
+    cpu: usize,
+    spin_us: u64,
+    rouse: &mut Vec<Arc<OnceLock<Waker>>>,
+    main: G,
+) -> Result<ExecutorJoinHandle<()>, String>
 where
     F: Future<Output = ()> + 'static,
     G: FnOnce() -> F + Send + 'static,
 {
+    let waker = Arc::new(OnceLock::new());
+    rouse.push(Arc::clone(&waker));
     LocalExecutorBuilder::new(Placement::Fixed(cpu))
         .name(name)
         .io_memory(IO_MEMORY_BYTES)
         .ring_depth(1_024)
-        // Foreign wakes are seen when the reactor runs; with the default of 100 ms their median was 89 ms under load.
-        .preempt_timer(Duration::from_micros(250))
+        .preempt_timer(FIRST_TASK)
         .spin_before_park(Duration::from_micros(spin_us))
         // The default would pin the blocking pool to the same core.
         .blocking_thread_pool_placement(PoolPlacement::Unbound(1))
         .spawn(move || async move {
-            // The first future of an executor runs in a queue without a latency class; the loop must not.
+            spawn_local(poll_fn(move |cx| {
+                waker.get_or_init(|| cx.waker().clone());
+                Poll::<()>::Pending
+            }))
+            .detach();
             match spawn_local_into(main(), loop_queue()) {
                 Ok(task) => task.await,
-                Err(error) => eprintln!("ringcast: a core has no queue for its loop: {error}"),
+                Err(error) => panic!("a queue that was just made is there: {error}"),
             }
         })
         .map_err(|error| error.to_string())
@@ -42,10 +106,11 @@ where
 
 /// Runs `task` on this core, beside everything else, until it ends or the core does.
 pub fn spawn(task: impl Future<Output = ()> + 'static) {
-    drop(glommio::spawn_local(task).detach());
+    drop(spawn_local(task).detach());
 }
 
-/// The queue of the loop that serves mailboxes and sockets.
+/// The queue of the loop that serves mailboxes and sockets. Foreign wakes are seen when the reactor runs; at the
+/// runtime's default of 100 ms their median was 89 ms under load.
 fn loop_queue() -> TaskQueueHandle {
     executor().create_task_queue(Shares::Static(1_000), Latency::Matters(Duration::from_micros(250)), "loop")
 }

@@ -11,7 +11,7 @@ use crate::admission::rate::Rate;
 use crate::admission::{AppOptions, validate};
 use crate::base::{AppId, Class, Name, Now, Ulid};
 use crate::post::letters::{Ban, Draft, Page, Posted, ToOrchestrator};
-use crate::wire::command::PostBody;
+use crate::wire::command::{PostBody, is_object};
 use crate::wire::event::{EventKind, Sources};
 use crate::wire::http::{bearer, path_name, show_epoch};
 use crate::wire::problem::Problem;
@@ -543,8 +543,11 @@ impl Shard {
 }
 
 fn parse_body<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
-    serde_json::from_slice(body)
-        .map_err(|error| Problem::new(400, "malformed_body", format!("the body is no such JSON: {error}")))
+    let malformed = |why: String| Problem::new(400, "malformed_body", format!("the body is no such JSON: {why}"));
+    if !is_object(body) {
+        return Err(malformed("it is no object".into()));
+    }
+    serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))
 }
 
 fn named_user(user: &str) -> Result<String, Problem> {

@@ -162,16 +162,24 @@ struct Raw<'a> {
     name: Option<Cow<'a, str>>,
 }
 
+/// The text begins as a JSON object does. The library would read a list as the fields of a structure in their order,
+/// which nobody has promised.
+#[must_use]
+pub fn is_object(text: &[u8]) -> bool {
+    text.trim_ascii_start().first() == Some(&b'{')
+}
+
 /// Reads one command.
 ///
 /// # Errors
 /// `malformed`, `unknown_type`, `missing_field`, `bad_field`; the connection lives on.
 pub fn parse(text: &str) -> Result<Parsed<'_>, CommandError> {
-    let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| CommandError {
-        code: "malformed",
-        message: format!("not a command: {error}"),
-        id: None,
-    })?;
+    let malformed =
+        |why: String| CommandError { code: "malformed", message: format!("not a command: {why}"), id: None };
+    if !is_object(text.as_bytes()) {
+        return Err(malformed("it is no JSON object".into()));
+    }
+    let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
     let id = match raw.id.map(RawValue::get) {
         Some(id) if id.len() > ID_BYTES_MAX || id.starts_with(['{', '[']) => {
             return Err(CommandError {
@@ -287,6 +295,7 @@ mod tests {
         for (text, code, id) in [
             ("{", "malformed", None),
             ("[]", "malformed", None),
+            (r#"["ping"]"#, "malformed", None),
             (r#"{"type":"fly","id":7}"#, "unknown_type", Some("7")),
             (r#"{"type":"subscribe","id":"q"}"#, "missing_field", Some("\"q\"")),
             (r#"{"type":"subscribe","channel":"a b"}"#, "bad_field", None),

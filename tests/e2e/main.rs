@@ -1,0 +1,24 @@
+//! The real binary on loopback: public bug reports of this field replayed as cases, and the promises of the protocol.
+//!
+//! A case is named after its row (`case_a17_…`). Every test is bounded in time, and those that leave a node as they
+//! found it share one.
+
+#![allow(clippy::disallowed_methods, reason = "peers of a node are threads that wait and read a clock")]
+#![allow(clippy::disallowed_types, reason = "threads of a test may share a lock")]
+#![allow(missing_docs, reason = "a test, not a library")]
+
+mod client;
+mod node;
+
+mod access;
+mod api;
+mod commands;
+mod crash;
+mod dialect;
+mod ends;
+mod frames;
+mod handshake;
+mod pressure;
+mod resume;
+mod rooms;
+mod starts;

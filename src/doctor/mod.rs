@@ -55,9 +55,9 @@ const MEMLOCK_MIN_BYTES: u64 = 512 * 1024;
 /// Executors lock so much of registered buffers and rings each, in bytes, where the kernel charges them to the limit.
 const MEMLOCK_PER_CORE_BYTES: u64 = 128 * 1024;
 /// Descriptors of a shard that are no viewer's: rings, event descriptors, listeners, sockets between accept and slot.
-const NOFILE_PER_SHARD: u64 = 256;
+const NOFILE_PER_SHARD: u64 = 32;
 /// Descriptors of everything else: the database, logs, the admin listener and its connections.
-const NOFILE_BASE: u64 = 128;
+const NOFILE_BASE: u64 = 64;
 
 /// All that is to be said before a start, the gravest first.
 #[must_use]
@@ -288,11 +288,11 @@ mod tests {
         assert!(severity == Severity::Note && text.contains("raises it to 2000000"), "{text}");
         let (severity, text) = one(|m, _| (m.nofile_soft, m.nofile_hard) = (20_000, 20_000));
         assert!(severity == Severity::Note && text.contains("need 50 of them"), "{text}");
-        let (severity, text) = one(|m, _| (m.nofile_soft, m.nofile_hard) = (256, 256));
-        assert!(severity == Severity::Refuse && text.contains("LimitNOFILE=448"), "{text}");
+        let (severity, text) = one(|m, _| (m.nofile_soft, m.nofile_hard) = (100, 100));
+        assert!(severity == Severity::Refuse && text.contains("LimitNOFILE=160"), "{text}");
         let old = Machine { kernel: (6, 12), nofile_soft: 20_000, nofile_hard: 20_000, ..good() };
         let texts = found(&old, &Config::default());
-        assert!(texts.iter().any(|(_, text)| text.contains("leaves room for 19552 viewers")), "{texts:?}");
+        assert!(texts.iter().any(|(_, text)| text.contains("leaves room for 19840 viewers")), "{texts:?}");
     }
 
     #[test]

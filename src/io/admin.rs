@@ -40,7 +40,10 @@ pub async fn run(
             Ok(stream) => {
                 let (orchestrator, life) = (Rc::clone(&orchestrator), Arc::clone(&life));
                 let handler = move |request: WholeRequest| answer(&request, &orchestrator, &life);
-                let connection = serve(stream, Vec::new(), web, handler);
+                let connection = async move {
+                    // Nobody is upgraded here: what asks for it is closed.
+                    drop(serve(stream, Vec::new(), web, handler).await);
+                };
                 if let Ok(task) = spawn_local_into(connection, queue) {
                     drop(task.detach());
                 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "the runtime takes descriptors as bare numbers, and eventfd has no safe interface")]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::rc::Rc;
 
 use glommio::io::BufferedFile;
@@ -17,6 +17,17 @@ use super::wait::LocalBell;
 pub fn stream(fd: OwnedFd) -> TcpStream {
     // SAFETY: the number is that of a connected socket which nobody else owns; the stream closes it.
     unsafe { TcpStream::from_raw_fd(fd.into_raw_fd()) }
+}
+
+/// The descriptor of a stream that has nothing in flight.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn back(stream: TcpStream) -> io::Result<OwnedFd> {
+    // SAFETY: the stream lives until after the copy is made, and its descriptor with it.
+    let fd = unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) };
+    // A copy, for the runtime closes its own.
+    fd.try_clone_to_owned()
 }
 
 /// A listening socket as a listener of this core's runtime.

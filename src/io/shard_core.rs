@@ -89,6 +89,8 @@ struct Core {
     bell: Rc<LocalBell>,
     requests: Rc<Requests>,
     http_connections: Rc<Cell<usize>>,
+    /// HTTP connections on which an upgrade came, with what was read of it.
+    returned: Rc<RefCell<Vec<(OwnedFd, Vec<u8>)>>>,
     http_max: usize,
     http: TaskQueueHandle,
     batch: SendBatch,
@@ -137,6 +139,7 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         bell,
         requests: Rc::default(),
         http_connections: Rc::default(),
+        returned: Rc::default(),
         http_max: parts.guests_max,
         http: http_queue(),
         batch: SendBatch::default(),
@@ -165,6 +168,7 @@ impl Core {
             self.life.beat(usize::from(self.id.0), now.mono_ms());
             let mut more = self.take_letters(now);
             more |= self.turn_ring(now)?;
+            self.take_returned(now);
             self.on_time(now);
             self.act(now);
             more |= self.send(now)?;
@@ -281,6 +285,15 @@ impl Core {
         }
     }
 
+    /// HTTP connections on which an upgrade came stand at the door again.
+    fn take_returned(&mut self, now: Now) {
+        for (fd, head) in self.returned.take() {
+            if let Some(key) = self.door.enter(now, fd) {
+                self.on_greeting(now, key, &head);
+            }
+        }
+    }
+
     fn on_greeting(&mut self, now: Now, key: u32, bytes: &[u8]) {
         let arrived = match self.door.on_bytes(now, key, bytes) {
             Ok(Some(arrived)) => arrived,
@@ -347,9 +360,16 @@ impl Core {
             }
         };
         let web = self.web;
+        let (returned, bell) = (Rc::clone(&self.returned), Rc::clone(&self.bell));
         let connection = async move {
-            serve(stream, waiting.leftover, web, handler).await;
+            let upgrade = serve(stream, waiting.leftover, web, handler).await;
             count.set(count.get() - 1);
+            if let Some((stream, head)) = upgrade
+                && let Ok(fd) = descriptors::back(stream)
+            {
+                returned.borrow_mut().push((fd, head));
+                bell.ring();
+            }
         };
         match spawn_local_into(connection, self.http) {
             Ok(task) => drop(task.detach()),

@@ -2,8 +2,11 @@
 //!
 //! A stream with the bytes already read flows in; requests, whole and bounded, flow out to a handler. Always true: a
 //! body has a limit in bytes and in time, a connection that is idle or slow ends, and read errors stay errors.
+//!
+//! A proxy that keeps connections to its upstreams sends an upgrade behind other requests. Its head does not reach the
+//! library: the connection ends for the library there, and comes back to the caller with the bytes of that head.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -24,7 +27,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 
 use crate::shard::ApiAnswer;
-use crate::wire::http::HEAD_BYTES_MAX;
+use crate::wire::http::{HEAD_BYTES_MAX, begins_upgrade};
 use crate::wire::problem::Problem;
 
 /// What an HTTP connection may take.
@@ -55,22 +58,35 @@ impl WholeRequest {
     }
 }
 
-/// Serves one connection until it ends. `prefix` was read already.
-pub async fn serve<H, F>(stream: TcpStream, prefix: Vec<u8>, options: WebOptions, handler: H)
+/// Serves one connection until it ends, or until an upgrade comes: then the stream and what was read of the upgrade are
+/// given back. `prefix` was read already.
+pub async fn serve<H, F>(
+    stream: TcpStream,
+    prefix: Vec<u8>,
+    options: WebOptions,
+    handler: H,
+) -> Option<(TcpStream, Vec<u8>)>
 where
     H: Fn(WholeRequest) -> F + Clone + 'static,
     F: Future<Output = ApiAnswer> + 'static,
 {
     let answered = Rc::new(Cell::new(0_u64));
     let busy = Rc::new(Cell::new(false));
+    let shared =
+        Rc::new(Shared { stream: RefCell::new(stream), between: Cell::new(false), upgrade: RefCell::default() });
     let service = {
-        let (answered, busy) = (Rc::clone(&answered), Rc::clone(&busy));
+        let (answered, busy, shared) = (Rc::clone(&answered), Rc::clone(&busy), Rc::clone(&shared));
         service_fn(move |request: Request<Incoming>| {
             let (handler, answered, busy) = (handler.clone(), Rc::clone(&answered), Rc::clone(&busy));
+            let shared = Rc::clone(&shared);
             async move {
                 busy.set(true);
                 let answer = match read_whole(request, options).await {
-                    Ok(request) => handler(request).await,
+                    Ok(request) => {
+                        // Only behind a body that was read to its end does the next byte begin a head.
+                        shared.between.set(true);
+                        handler(request).await
+                    }
                     Err(problem) => problem.into(),
                 };
                 busy.set(false);
@@ -79,7 +95,7 @@ where
             }
         })
     };
-    let io = Stream { prefix, at: 0, socket: stream };
+    let io = Stream { prefix, at: 0, shared: Rc::clone(&shared) };
     let connection =
         http1::Builder::new().header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX).serve_connection(io, service);
     // The library's own timers want `Send`; a watch beside the connection does not.
@@ -98,6 +114,9 @@ where
         let _ = connection.await;
     };
     connection.or(watch).await;
+    // The library has let go of its half.
+    let Shared { stream, upgrade, .. } = Rc::into_inner(shared)?;
+    Some(upgrade.into_inner()).filter(|head| !head.is_empty()).map(|head| (stream.into_inner(), head))
 }
 
 async fn read_whole(request: Request<Incoming>, options: WebOptions) -> Result<WholeRequest, Problem> {
@@ -146,7 +165,16 @@ fn respond(answer: ApiAnswer) -> Response<Full<Bytes>> {
 struct Stream {
     prefix: Vec<u8>,
     at: usize,
-    socket: TcpStream,
+    shared: Rc<Shared>,
+}
+
+/// What stays when the library is done.
+struct Shared {
+    stream: RefCell<TcpStream>,
+    /// A request was read whole, and of the next nothing yet.
+    between: Cell<bool>,
+    /// The beginning of an upgrade; once there is one, the library reads nothing more and does not close.
+    upgrade: RefCell<Vec<u8>>,
 }
 
 impl Read for Stream {
@@ -165,10 +193,20 @@ impl Read for Stream {
             }
             return Poll::Ready(Ok(()));
         }
+        let shared = &self.shared;
+        if !shared.upgrade.borrow().is_empty() {
+            return Poll::Ready(Ok(()));
+        }
         let mut scratch = [0_u8; 4_096];
         let most = scratch.len().min(buffer.remaining());
-        match Pin::new(&mut self.socket).poll_read(cx, &mut scratch[..most]) {
+        match Pin::new(&mut *shared.stream.borrow_mut()).poll_read(cx, &mut scratch[..most]) {
             Poll::Ready(Ok(bytes)) => {
+                // A full buffer may have more behind it in the stream's own, which could not be given back.
+                let whole = bytes < most;
+                if shared.between.replace(false) && whole && begins_upgrade(&scratch[..bytes]) {
+                    *shared.upgrade.borrow_mut() = scratch[..bytes].to_vec();
+                    return Poll::Ready(Ok(()));
+                }
                 buffer.put_slice(&scratch[..bytes]);
                 Poll::Ready(Ok(()))
             }
@@ -179,15 +217,18 @@ impl Read for Stream {
 }
 
 impl Write for Stream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write(cx, bytes)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.shared.stream.borrow_mut()).poll_write(cx, bytes)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.shared.stream.borrow_mut()).poll_flush(cx)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_close(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.shared.upgrade.borrow().is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut *self.shared.stream.borrow_mut()).poll_close(cx)
     }
 }

@@ -148,6 +148,15 @@ pub fn bearer(value: &str) -> Result<&str, Problem> {
     }
 }
 
+/// These bytes begin with the request line of an upgrade: of whatever [`parse_head`] does not leave to the HTTP API.
+#[must_use]
+pub fn begins_upgrade(bytes: &[u8]) -> bool {
+    let Some(end) = memchr::memchr(b'\n', bytes) else { return false };
+    let Ok(line) = std::str::from_utf8(&bytes[..end]) else { return false };
+    let target = line.strip_prefix("GET ").and_then(|rest| rest.split(' ').next()).unwrap_or_default();
+    !matches!(route(target.split('?').next().unwrap_or_default()), Ok(None))
+}
+
 enum Route {
     Socket { app: Name, channel: Option<Name> },
     Stream { app: Name, channel: Name },
@@ -470,6 +479,20 @@ mod tests {
         assert_eq!(parse_head(bad_name.as_bytes()).unwrap_err().code, "bad_name");
         let escaped = String::from_utf8(head(GOOD)).unwrap().replace("race-42", "a%40b");
         assert!(parse_head(escaped.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn the_beginning_of_an_upgrade_is_known_by_its_first_line() {
+        assert!(begins_upgrade(b"GET /v1/demo/channels/race-42/ws?since=1 HTTP/1.1\r\nHost"));
+        assert!(begins_upgrade(b"GET /v1/demo/ws HTTP/1.1\r\n"));
+        for other in [
+            &b"GET /v1/demo/channels/race-42/messages HTTP/1.1\r\n"[..],
+            b"POST /v1/demo/ws HTTP/1.1\r\n",
+            b"GET /v1/demo/ws HTTP/1.1",
+            b"\xff\n",
+        ] {
+            assert!(!begins_upgrade(other));
+        }
     }
 
     #[test]

@@ -151,8 +151,8 @@ pub fn bearer(value: &str) -> Result<&str, Problem> {
 /// These bytes begin with the request line of an upgrade: of whatever [`parse_head`] does not leave to the HTTP API.
 #[must_use]
 pub fn begins_upgrade(bytes: &[u8]) -> bool {
-    let Some(end) = memchr::memchr(b'\n', bytes) else { return false };
-    let Ok(line) = std::str::from_utf8(&bytes[..end]) else { return false };
+    let first = super::scan::lines(bytes).next().filter(|line| line.len() < bytes.len());
+    let Some(Ok(line)) = first.map(std::str::from_utf8) else { return false };
     let target = line.strip_prefix("GET ").and_then(|rest| rest.split(' ').next()).unwrap_or_default();
     !matches!(route(target.split('?').next().unwrap_or_default()), Ok(None))
 }

@@ -77,7 +77,8 @@ fn case_d8_sigterm_closes_everybody_in_time_also_those_who_do_not_read() {
     let status = node.wait(Duration::from_secs(15).saturating_sub(asked.elapsed()));
     assert_eq!(status.code(), Some(0), "{}", node.log());
     assert!(closed.iter().all(|(told, _)| *told < Duration::from_secs(2)), "everybody is told at once");
-    let early = closed.iter().filter(|(_, at)| *at < Duration::from_secs(5)).count();
+    // The last third of the drain period is kept for the last closes.
+    let early = closed.iter().filter(|(_, at)| *at < Duration::from_millis(3_250)).count();
     assert!((READERS / 4..READERS * 3 / 4).contains(&early), "the closes are spread: {early} in the first half");
     // The stuck ones had their data in the kernel's buffers; what is left ends in the end of the connection.
     for client in &mut stuck {

@@ -203,13 +203,44 @@ fn a_head_that_is_no_http_is_refused_and_leaves_no_trace() {
 fn an_upgrade_on_a_kept_alive_connection_is_not_lost() {
     // Proxies that keep connections to their upstream send an upgrade behind other requests.
     let node = shared();
+    for round in 0..20 {
+        let channel = fresh("kept");
+        let mut http = Http::connect(node.listen);
+        for _ in 0..=round % 3 {
+            assert_eq!(http.get(&format!("/v1/demo/channels/{channel}/messages")).status, 200);
+            let path = format!("/v1/demo/channels/{channel}/messages");
+            assert_eq!(http.post(&path, &node.key(), r#"{"text":"kept"}"#).status, 201);
+        }
+        let mut client = Client::over(http.stream().try_clone().unwrap());
+        drop(http);
+        let head = handshake(&format!("/v1/demo/channels/{channel}/ws"), "");
+        if round % 2 == 0 {
+            client.send(&[head.as_bytes(), &text(r#"{"type":"ping"}"#)].concat());
+        } else {
+            // Its first line comes whole; the rest is late.
+            let (first, rest) = head.split_at(head.len() - 10);
+            client.send(first.as_bytes());
+            client.send(rest.as_bytes());
+            client.send(&text(r#"{"type":"ping"}"#));
+        }
+        client.expect_101();
+        client.ready();
+        assert_eq!(client.event()["type"], "pong");
+        client.close();
+    }
+    // A refusal there is the same as anywhere.
     let mut http = Http::connect(node.listen);
     assert_eq!(http.get("/v1/demo/channels/kept/messages").status, 200);
-    let stream = http.stream().try_clone().unwrap();
-    let mut client = Client::over(stream);
-    client.send(handshake("/v1/demo/channels/kept/ws", "").as_bytes());
-    client.expect_101();
-    client.ready();
+    let mut client = Client::over(http.stream().try_clone().unwrap());
+    client.send(handshake("/v1/nobody/ws", "").as_bytes());
+    client.refusal().assert_problem(404, "unknown_app");
+    // What only looks like one, within a body, is a body.
+    let body = format!("{{\"text\":\"x\"}}\n{}", "GET /v1/demo/ws HTTP/1.1\r\n\r\n");
+    let path = "/v1/demo/channels/kept/messages";
+    let mut http = Http::connect(node.listen);
+    for _ in 0..2 {
+        http.post(path, &node.key(), &body).assert_problem(400, "malformed_body");
+    }
 }
 
 #[test]

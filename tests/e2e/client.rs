@@ -36,11 +36,11 @@ pub(crate) fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     match payload.len() {
         n @ 0..=125 => out.push(0x80 | n as u8),
         n @ 126..=65_535 => {
-            out.push(0x80 | 126);
+            out.push(0xFE);
             out.extend_from_slice(&(n as u16).to_be_bytes());
         }
         n => {
-            out.push(0x80 | 127);
+            out.push(0xFF);
             out.extend_from_slice(&(n as u64).to_be_bytes());
         }
     }

@@ -21,7 +21,8 @@ fn right_commands_are_answered() {
     let channel = fresh("commands");
     let mut ann = node.watch_as(&channel, "ann");
     let mut bob = node.watch(&channel);
-    (ann.ready(), bob.ready());
+    ann.ready();
+    bob.ready();
     assert_eq!(ask(&mut ann, &json!({"type": "ping"})), json!({"type": "pong"}));
     for id in [json!("a"), json!(7), json!("ä\"\n"), json!(1.5), json!(true)] {
         assert_eq!(ask(&mut ann, &json!({"type": "ping", "id": id})), json!({"type": "pong", "id": id}));
@@ -195,7 +196,8 @@ fn who_has_no_token_reads_only() {
 fn a_user_s_own_rate_is_kept_and_does_not_touch_others() {
     let node = Node::start(&["--shards", "1"]);
     let (mut loud, mut calm) = (node.watch_as("rate", "loud"), node.watch_as("rate", "calm"));
-    (loud.ready(), calm.ready());
+    loud.ready();
+    calm.ready();
     for n in 0..130 {
         loud.say(&json!({"type": "message", "channel": "rate", "text": "x", "id": n}));
     }

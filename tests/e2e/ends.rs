@@ -12,11 +12,15 @@ fn case_d8_sigterm_closes_everybody_in_time_also_those_who_do_not_read() {
     const READERS: usize = 300;
     let mut node = Node::start(&["--shards", "2"]);
     let mut readers: Vec<Client> = (0..READERS).map(|_| node.watch("d8")).collect();
-    readers.iter_mut().for_each(|client| drop(client.ready()));
+    for client in &mut readers {
+        client.ready();
+    }
     let path = "/v1/demo/channels/full/ws";
     let mut stuck: Vec<Client> = (0..5).map(|_| Client::open_narrow(node.listen, path, 4_096)).collect();
     let mut silent: Vec<Client> = (0..5).map(|_| Client::raw(node.listen)).collect();
-    silent.iter_mut().for_each(|client| client.send(b"GET / HTTP/1.1\r\n"));
+    for client in &mut silent {
+        client.send(b"GET / HTTP/1.1\r\n");
+    }
     let big = json!({"text": "x".repeat(16_000)});
     (0..150).for_each(|_| assert_eq!(node.post("full", &big).status, 201));
     let mut idle = node.http();

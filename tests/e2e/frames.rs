@@ -29,9 +29,9 @@ fn said(way: Way, bytes: &[u8]) -> Client {
         Way::Whole | Way::ByByte => {
             let mut client = Client::open(node.listen, ECHO);
             if way == Way::Whole {
-                client.send(bytes)
+                client.send(bytes);
             } else {
-                client.send_by_byte(bytes)
+                client.send_by_byte(bytes);
             }
             client
         }

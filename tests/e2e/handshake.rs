@@ -76,9 +76,9 @@ fn case_b2_a_head_of_20_megabytes_is_refused_at_the_cap() {
         head.resize(16 * 1024 + 1, b'x');
         let mut client = Client::raw(node.listen);
         if by_byte {
-            client.send_by_byte(&head)
+            client.send_by_byte(&head);
         } else {
-            client.send(&head)
+            client.send(&head);
         }
         client.refusal().assert_problem(431, "head_too_large");
     }
@@ -109,9 +109,9 @@ fn case_b5_a_wrong_version_is_told_the_right_one() {
             let head = with_fields(&format!("Connection: Upgrade\r\nUpgrade: websocket\r\n{version}"));
             let mut client = Client::raw(node.listen);
             if by_byte {
-                client.send_by_byte(head.as_bytes())
+                client.send_by_byte(head.as_bytes());
             } else {
-                client.send(head.as_bytes())
+                client.send(head.as_bytes());
             }
             let refusal = client.refusal();
             refusal.assert_problem(426, "websocket_version");

@@ -5,6 +5,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "peers of a node are threads that wait and read a clock")]
 #![allow(clippy::disallowed_types, reason = "threads of a test may share a lock")]
+#![allow(clippy::format_collect, reason = "a request more or less costs a test nothing")]
 #![allow(missing_docs, reason = "a test, not a library")]
 
 mod client;

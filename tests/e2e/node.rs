@@ -28,7 +28,7 @@ pub(crate) struct Node {
     pub(crate) admin: SocketAddr,
     pub(crate) dir: PathBuf,
     log: PathBuf,
-    _own: Option<TempDir>,
+    own: Option<TempDir>,
 }
 
 /// A data directory that outlives its node.
@@ -61,7 +61,7 @@ impl Node {
     pub(crate) fn start(args: &[&str]) -> Self {
         let own = temp_dir();
         let mut node = Self::start_in(own.path(), args);
-        node._own = Some(own);
+        node.own = Some(own);
         node
     }
 
@@ -108,7 +108,7 @@ impl Node {
             admin: local(admin),
             dir: dir.to_owned(),
             log,
-            _own: None,
+            own: None,
         };
         let deadline = Instant::now() + READY;
         loop {
@@ -254,6 +254,7 @@ impl Drop for Node {
         if std::thread::panicking() {
             eprintln!("the node's log:\n{}", self.log());
         }
+        drop(self.own.take());
     }
 }
 

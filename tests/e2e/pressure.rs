@@ -66,7 +66,9 @@ fn case_c1_a_half_closed_client_is_gone() {
     let mut stays = node.watch("c1");
     stays.ready();
     let mut clients: Vec<Client> = (0..20).map(|_| node.watch("c1")).collect();
-    clients.iter_mut().for_each(|client| drop(client.ready()));
+    for client in &mut clients {
+        client.ready();
+    }
     let mut half_frame = Client::open(node.listen, "/test/echo");
     half_frame.send(&text("unfinished")[..8]);
     clients.push(half_frame);
@@ -94,7 +96,8 @@ fn case_c1_a_half_closed_client_is_gone() {
 fn case_c2_a_reader_that_stops_holds_up_nobody() {
     let node = Node::start(&["--shards", "2"]);
     let (mut healthy, mut slow) = (node.watch("c2"), open_narrow(&node, "c2"));
-    (healthy.ready(), slow.ready());
+    healthy.ready();
+    slow.ready();
     let before = node.rss_kib();
     let posting = AtomicBool::new(true);
     std::thread::scope(|scope| {
@@ -129,7 +132,8 @@ fn case_c2_a_reader_that_stops_holds_up_nobody() {
 fn case_c3_a_reader_that_never_reads_is_closed_and_memory_stays_flat() {
     let node = Node::start(&["--shards", "1"]);
     let (mut healthy, mut stuck) = (node.watch("c3"), open_narrow(&node, "c3"));
-    (healthy.ready(), stuck.ready());
+    healthy.ready();
+    stuck.ready();
     let began = Instant::now();
     std::thread::scope(|scope| {
         scope.spawn(|| post_numbered(&node, "c3", 1..10_001, 1_000, 50));
@@ -217,7 +221,7 @@ fn case_c7_a_flood_that_is_not_read_back_is_paused() {
             client.ready();
             (client, text(&json!({"type": "ping", "id": "x".repeat(100)}).to_string()).repeat(500))
         } else {
-            (Client::open_narrow(node.listen, "/test/echo", NARROW), frame(0x82, &[b'f'; 60_000]))
+            (Client::open_narrow(node.listen, "/test/echo", NARROW), frame(0x82, &vec![b'f'; 60_000]))
         };
         flood.stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
         let mut taken = 0_usize;
@@ -294,7 +298,8 @@ fn a_slow_viewer_is_told_exactly_what_it_missed_and_can_fetch_it() {
     const POSTS: u64 = 200;
     let node = Node::start(&["--shards", "2"]);
     let (mut healthy, mut slow) = (node.watch("slow"), open_narrow(&node, "slow"));
-    (healthy.ready(), slow.ready());
+    healthy.ready();
+    slow.ready();
     let big = "b".repeat(15_000);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -315,7 +320,7 @@ fn a_slow_viewer_is_told_exactly_what_it_missed_and_can_fetch_it() {
             let (from, to) = (event["from_seq"].as_u64().unwrap(), event["to_seq"].as_u64().unwrap());
             assert_eq!(from, expected, "a gap stands in the place of what it tells: {event}");
             assert_eq!(event["channel"], "slow");
-            assert_eq!(event["dropped"], json!({"message.new": to - from + 1}));
+            assert_eq!(event["dropped"]["message.new"].as_u64(), Some(to - from + 1), "{event}");
             missing.extend(from..=to);
             told += to - from + 1;
             expected = to + 1;

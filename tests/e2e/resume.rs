@@ -155,7 +155,9 @@ fn coming_back_into_a_crowd_sees_nothing_twice() {
     // A tick takes several submits to reach a crowd, and who comes back while it is on its way has it already.
     let node = Node::start(&["--shards", "1"]);
     let crowd: Vec<Client> = (0..400).map(|_| node.watch("crowd")).collect();
-    crowd.iter().for_each(|client| client.stream.set_nonblocking(true).unwrap());
+    for client in &crowd {
+        client.stream.set_nonblocking(true).unwrap();
+    }
     let going = AtomicBool::new(true);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -5,6 +5,7 @@
 //! poll [`Orchestrator::poll_action`] until dry. Always true: nothing is acknowledged before it is durable, and no more
 //! stored events are admitted than have room on their way to every shard.
 
+mod alarm;
 mod ban;
 mod join;
 mod publish;
@@ -18,6 +19,7 @@ use crate::post::letters::{AddressKey, Ban, ToOrchestrator, ToShard};
 use crate::post::report::Report;
 use crate::seating::{Seating, SeatingOptions};
 use crate::store::PageAsk;
+use crate::store::chore::Chore;
 use crate::store::group::{Batch, Group, GroupOptions};
 use crate::wire::sealed::Sealed;
 use crate::wire::topic::{Topic, TopicHasher};
@@ -97,6 +99,8 @@ pub enum Action {
         /// It is lifted.
         lift: bool,
     },
+    /// To the store; [`Orchestrator::on_chore`] follows.
+    Chore(Chore),
     /// To the partition that gives this event its order.
     Publish {
         /// Which.
@@ -136,6 +140,7 @@ pub struct Orchestrator {
     readers: BTreeMap<u64, Reader>,
     finders: BTreeMap<u64, publish::Finder>,
     bans: ban::Bans,
+    alarms: alarm::Alarms,
     next_read: u64,
     next_id: u64,
     /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
@@ -171,6 +176,7 @@ impl Orchestrator {
             readers: BTreeMap::new(),
             finders: BTreeMap::new(),
             bans: ban::Bans::new(bans),
+            alarms: alarm::Alarms::default(),
             next_read: 1,
             next_id: 1,
             published: vec![0; shards],
@@ -187,6 +193,10 @@ impl Orchestrator {
 
     /// The next thing to do outside.
     pub fn poll_action(&mut self, now: Now) -> Option<Action> {
+        if let Some(action) = self.actions.pop_front() {
+            return Some(action);
+        }
+        self.drive_alarms(now);
         if let Some(action) = self.actions.pop_front() {
             return Some(action);
         }
@@ -212,6 +222,7 @@ impl Orchestrator {
             ToOrchestrator::AskPage { ticket, asker, topic, range, limit } => {
                 self.read(ticket, asker, topic, range, limit);
             }
+            ToOrchestrator::ChangeAlarm { ticket, asker, key, set } => self.change_alarm(ticket, asker, key, set),
             ToOrchestrator::AskViewers { ticket, asker, topic } => {
                 let connections = self.seating.total(&ChannelKey::new(topic.app, topic.name));
                 self.answer(asker, ToShard::ViewersAnswer { ticket, connections });
@@ -250,14 +261,14 @@ impl Orchestrator {
     /// Nothing that was taken waits for the store any more.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.group.gauge().used == 0 && self.finders.is_empty()
+        self.group.gauge().used == 0 && self.finders.is_empty() && self.alarms.is_quiet()
     }
 
     /// When [`Orchestrator::on_alarm`] or [`Orchestrator::poll_action`] has something to do, in monotonic milliseconds.
     #[must_use]
     pub fn next_alarm_ms(&self) -> u64 {
         let group = self.group.next_alarm().map(|us| us.div_ceil(1_000));
-        group.map_or(self.tick_at_ms, |at| at.min(self.tick_at_ms))
+        [group, self.alarms.wake_at_ms()].into_iter().flatten().fold(self.tick_at_ms, u64::min)
     }
 
     /// The last report of each shard.
@@ -280,6 +291,7 @@ impl Orchestrator {
             ("posts", self.group.gauge()),
             ("credits", self.credits()),
             ("user_rates", self.user_rate.gauge()),
+            ("alarm_changes", self.alarms.gauge()),
         ]
     }
 

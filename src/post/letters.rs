@@ -1,6 +1,6 @@
 //! Every letter that crosses cores.
 
-use crate::base::{AppId, Given, Name, RoomId, ShardId, Ulid};
+use crate::base::{AppId, ChannelKey, Given, Name, RoomId, ShardId, Ulid};
 use crate::wire::event::{EventKind, KindSet};
 use crate::wire::http::{Dialect, Since};
 use crate::wire::problem::Problem;
@@ -244,6 +244,17 @@ pub enum ToOrchestrator {
         ban: Ban,
         /// It is lifted.
         lift: bool,
+    },
+    /// Set the alarm of a channel, or clear it.
+    ChangeAlarm {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// Whose slot.
+        key: ChannelKey,
+        /// When, in Unix milliseconds, and the event as JSON; `None` clears it.
+        set: Option<(u64, String)>,
     },
     /// The viewers of a channel, please.
     AskViewers {

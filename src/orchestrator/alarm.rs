@@ -161,6 +161,9 @@ impl Orchestrator {
                     Phase::Telling(VecDeque::new(), left)
                 };
             }
+            ChoreDone::Retained(result) => self.on_retained(now, result),
+            ChoreDone::Swept(result) => self.on_swept(now, result),
+            ChoreDone::Tidied(_) => self.on_tidied(now),
         }
     }
 

@@ -10,6 +10,9 @@ mod ban;
 mod join;
 mod publish;
 mod report;
+mod upkeep;
+
+pub use upkeep::RetentionRule;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -41,6 +44,8 @@ pub struct OrchestratorOptions {
     pub user_rate: RateOptions,
     /// Between two `viewers.updated` of one channel, in milliseconds.
     pub viewers_interval_ms: u32,
+    /// What is kept of each app's messages; an app without a rule keeps all.
+    pub retention: Vec<RetentionRule>,
     /// A source of what makes message ids unique; fresh at every start.
     pub seed: u64,
 }
@@ -55,6 +60,7 @@ impl Default for OrchestratorOptions {
             address_connections_max: 1_000,
             user_rate: RateOptions { requests_max: 120, window_s: 60, keys_max: 100_000 },
             viewers_interval_ms: 5_000,
+            retention: Vec::new(),
             seed: 0,
         }
     }
@@ -141,6 +147,7 @@ pub struct Orchestrator {
     finders: BTreeMap<u64, publish::Finder>,
     bans: ban::Bans,
     alarms: alarm::Alarms,
+    upkeep: upkeep::Upkeep,
     next_read: u64,
     next_id: u64,
     /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
@@ -177,6 +184,7 @@ impl Orchestrator {
             finders: BTreeMap::new(),
             bans: ban::Bans::new(bans),
             alarms: alarm::Alarms::default(),
+            upkeep: upkeep::Upkeep::new(now),
             next_read: 1,
             next_id: 1,
             published: vec![0; shards],
@@ -197,6 +205,7 @@ impl Orchestrator {
             return Some(action);
         }
         self.drive_alarms(now);
+        self.drive_upkeep(now);
         if let Some(action) = self.actions.pop_front() {
             return Some(action);
         }
@@ -268,7 +277,10 @@ impl Orchestrator {
     #[must_use]
     pub fn next_alarm_ms(&self) -> u64 {
         let group = self.group.next_alarm().map(|us| us.div_ceil(1_000));
-        [group, self.alarms.wake_at_ms()].into_iter().flatten().fold(self.tick_at_ms, u64::min)
+        [group, self.alarms.wake_at_ms(), self.upkeep.wake_at_ms()]
+            .into_iter()
+            .flatten()
+            .fold(self.tick_at_ms, u64::min)
     }
 
     /// The last report of each shard.

@@ -3,7 +3,7 @@
 //! A [`Chore`] flows in, a [`ChoreDone`] flows out; whoever owns the store only carries them. Always true: every chore is
 //! answered once, by [`Chore::work`] or by [`Chore::refused`]; and it is short, for commits wait behind it.
 
-use super::{Alarm, Store, StoreError};
+use super::{Alarm, Retained, Retention, Store, StoreError};
 use crate::base::ChannelKey;
 
 /// One setting of a slot.
@@ -40,6 +40,24 @@ pub enum Chore {
     },
     /// Clears the slots of alarms that were published, where they were not set anew meanwhile.
     FinishAlarms(Vec<AlarmVersion>),
+    /// Deletes one slice of an app's old events.
+    Retain(Retention),
+    /// Forgets idempotency keys that are no longer honoured.
+    SweepKeys {
+        /// Now, in Unix milliseconds.
+        now_wall_ms: u64,
+        /// At most so many.
+        slice: u32,
+    },
+    /// Forgets bans that have ended.
+    SweepBans {
+        /// Now, in Unix milliseconds.
+        now_wall_ms: u64,
+        /// At most so many.
+        slice: u32,
+    },
+    /// Moves the log into the database: for an idle moment.
+    Tidy,
 }
 
 /// When the soonest alarm is due after a chore, in Unix milliseconds.
@@ -75,6 +93,12 @@ pub enum ChoreDone {
         /// What is due then.
         next: NextDue,
     },
+    /// Of [`Chore::Retain`].
+    Retained(Result<Retained, StoreError>),
+    /// Of [`Chore::SweepKeys`] and [`Chore::SweepBans`]: how many went.
+    Swept(Result<u32, StoreError>),
+    /// Of [`Chore::Tidy`]: bytes that still wait in the log.
+    Tidied(Result<u64, StoreError>),
 }
 
 /// How long after try number `tries` (0 is the first) the next one comes, in milliseconds: 1, 2, 4 … 32 s.
@@ -120,6 +144,10 @@ impl Chore {
                 }
                 ChoreDone::AlarmsFinished { left, result, next: store.alarm_next() }
             }
+            Self::Retain(ask) => ChoreDone::Retained(store.retain(&ask)),
+            Self::SweepKeys { now_wall_ms, slice } => ChoreDone::Swept(store.idempotency_sweep(now_wall_ms, slice)),
+            Self::SweepBans { now_wall_ms, slice } => ChoreDone::Swept(store.bans_sweep(now_wall_ms, slice)),
+            Self::Tidy => ChoreDone::Tidied(store.tidy()),
         }
     }
 
@@ -133,6 +161,9 @@ impl Chore {
             }
             Self::RingAlarms { .. } => ChoreDone::AlarmsRung { rung: Vec::new(), result: Err(error), next },
             Self::FinishAlarms(left) => ChoreDone::AlarmsFinished { left, result: Err(error), next },
+            Self::Retain(_) => ChoreDone::Retained(Err(error)),
+            Self::SweepKeys { .. } | Self::SweepBans { .. } => ChoreDone::Swept(Err(error)),
+            Self::Tidy => ChoreDone::Tidied(Err(error)),
         }
     }
 }

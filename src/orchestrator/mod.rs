@@ -8,6 +8,7 @@
 mod alarm;
 mod ban;
 mod join;
+mod limits;
 mod publish;
 mod report;
 mod upkeep;
@@ -124,6 +125,8 @@ struct PostTag {
     asker: ShardId,
     ticket: u64,
     topic: Topic,
+    /// It is a message of a user, who waits for the next one where slow mode says so.
+    slowed: bool,
 }
 
 /// Who waits for a page.
@@ -148,6 +151,7 @@ pub struct Orchestrator {
     bans: ban::Bans,
     alarms: alarm::Alarms,
     upkeep: upkeep::Upkeep,
+    limits: limits::Limits,
     next_read: u64,
     next_id: u64,
     /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
@@ -185,6 +189,7 @@ impl Orchestrator {
             bans: ban::Bans::new(bans),
             alarms: alarm::Alarms::default(),
             upkeep: upkeep::Upkeep::new(now),
+            limits: limits::Limits::default(),
             next_read: 1,
             next_id: 1,
             published: vec![0; shards],
@@ -232,6 +237,9 @@ impl Orchestrator {
                 self.read(ticket, asker, topic, range, limit);
             }
             ToOrchestrator::ChangeAlarm { ticket, asker, key, set } => self.change_alarm(ticket, asker, key, set),
+            ToOrchestrator::SetLimits { ticket, asker, key, limits } => {
+                self.set_limits(now, ticket, asker, &key, limits);
+            }
             ToOrchestrator::AskViewers { ticket, asker, topic } => {
                 let connections = self.seating.total(&ChannelKey::new(topic.app, topic.name));
                 self.answer(asker, ToShard::ViewersAnswer { ticket, connections });
@@ -298,13 +306,15 @@ impl Orchestrator {
     /// Bounded things here: name, used, limit.
     #[must_use]
     pub fn gauges(&self) -> Vec<(&'static str, Gauge)> {
-        vec![
+        let mut gauges = vec![
             ("rooms", self.seating.gauge()),
             ("posts", self.group.gauge()),
             ("credits", self.credits()),
             ("user_rates", self.user_rate.gauge()),
             ("alarm_changes", self.alarms.gauge()),
-        ]
+        ];
+        gauges.extend(self.limits.gauges());
+        gauges
     }
 
     fn credits(&self) -> Gauge {

@@ -135,6 +135,15 @@ pub struct Ban {
     pub expires_ms: Option<u64>,
 }
 
+/// What a backend lets happen in a channel; 0 is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelLimits {
+    /// Between two messages of one user, in seconds.
+    pub slow_mode_s: u32,
+    /// Messages of all together in a second.
+    pub messages_per_s: u32,
+}
+
 /// Which stored events of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
@@ -255,6 +264,17 @@ pub enum ToOrchestrator {
         key: ChannelKey,
         /// When, in Unix milliseconds, and the event as JSON; `None` clears it.
         set: Option<(u64, String)>,
+    },
+    /// Set what may happen in a channel.
+    SetLimits {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// Which channel.
+        key: ChannelKey,
+        /// Its limits.
+        limits: ChannelLimits,
     },
     /// The viewers of a channel, please.
     AskViewers {

@@ -11,6 +11,7 @@ mod compose;
 mod deliver;
 mod drain;
 mod join;
+mod limits;
 mod receive;
 mod request;
 mod sweep;

@@ -191,7 +191,7 @@ impl Shard {
                     _ => Err(wrong_method("POST")),
                 }
             }
-            ["channels", channel, what @ ("messages" | "events" | "viewers" | "alarm")] => {
+            ["channels", channel, what @ ("messages" | "events" | "viewers" | "alarm" | "limits")] => {
                 let channel = path_name(channel, "channel")?;
                 let topic = self.hasher.topic(Scope::Channel, &name, &channel);
                 if let Speaker::User(identity) = &speaker
@@ -208,6 +208,7 @@ impl Shard {
                         self.ask(Waiting::Viewers, |ticket, asker| ToOrchestrator::AskViewers { ticket, asker, topic })
                     }
                     ("alarm", _) => self.alarm(now, request, &options, &speaker, topic),
+                    ("limits", _) => self.limits(request, &speaker, topic),
                     ("messages", _) => Err(wrong_method("GET, POST")),
                     ("events", _) => Err(wrong_method("POST")),
                     _ => Err(wrong_method("GET")),

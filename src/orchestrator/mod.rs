@@ -7,6 +7,7 @@
 
 mod alarm;
 mod ban;
+mod gathering;
 mod join;
 mod limits;
 mod publish;
@@ -152,6 +153,7 @@ pub struct Orchestrator {
     alarms: alarm::Alarms,
     upkeep: upkeep::Upkeep,
     limits: limits::Limits,
+    gatherings: gathering::Gatherings,
     next_read: u64,
     next_id: u64,
     /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
@@ -190,6 +192,7 @@ impl Orchestrator {
             alarms: alarm::Alarms::default(),
             upkeep: upkeep::Upkeep::new(now),
             limits: limits::Limits::default(),
+            gatherings: gathering::Gatherings::default(),
             next_read: 1,
             next_id: 1,
             published: vec![0; shards],
@@ -240,6 +243,8 @@ impl Orchestrator {
             ToOrchestrator::SetLimits { ticket, asker, key, limits } => {
                 self.set_limits(now, ticket, asker, &key, limits);
             }
+            ToOrchestrator::AskConnections { ticket, asker, ask } => self.gather(now, ticket, asker, &ask),
+            ToOrchestrator::ConnectionsPart { number, shard, part } => self.on_part(number, shard, part),
             ToOrchestrator::AskViewers { ticket, asker, topic } => {
                 let connections = self.seating.total(&ChannelKey::new(topic.app, topic.name));
                 self.answer(asker, ToShard::ViewersAnswer { ticket, connections });
@@ -285,7 +290,7 @@ impl Orchestrator {
     #[must_use]
     pub fn next_alarm_ms(&self) -> u64 {
         let group = self.group.next_alarm().map(|us| us.div_ceil(1_000));
-        [group, self.alarms.wake_at_ms(), self.upkeep.wake_at_ms()]
+        [group, self.alarms.wake_at_ms(), self.upkeep.wake_at_ms(), self.gatherings.wake_at_ms()]
             .into_iter()
             .flatten()
             .fold(self.tick_at_ms, u64::min)
@@ -312,6 +317,7 @@ impl Orchestrator {
             ("credits", self.credits()),
             ("user_rates", self.user_rate.gauge()),
             ("alarm_changes", self.alarms.gauge()),
+            ("gatherings", self.gatherings.gauge()),
         ];
         gauges.extend(self.limits.gauges());
         gauges

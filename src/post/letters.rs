@@ -1,5 +1,6 @@
 //! Every letter that crosses cores.
 
+use super::connections::{Connections, ConnectionsAsk};
 use crate::base::{AppId, ChannelKey, Given, Name, RoomId, ShardId, Ulid};
 use crate::wire::event::{EventKind, KindSet};
 use crate::wire::http::{Dialect, Since};
@@ -276,6 +277,24 @@ pub enum ToOrchestrator {
         /// Its limits.
         limits: ChannelLimits,
     },
+    /// Who is connected, here and elsewhere?
+    AskConnections {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// Which connections.
+        ask: Box<ConnectionsAsk>,
+    },
+    /// Who is connected to this shard, as [`ToShard::ListConnections`] asked.
+    ConnectionsPart {
+        /// The question's.
+        number: u64,
+        /// Who answers.
+        shard: ShardId,
+        /// Its connections.
+        part: Connections,
+    },
     /// The viewers of a channel, please.
     AskViewers {
         /// For the answer.
@@ -288,7 +307,7 @@ pub enum ToOrchestrator {
 }
 
 /// From the orchestrator to a shard: answers, which always find room, for a shard has no more tickets than its
-/// mailbox has places.
+/// mailbox has places; and a few questions, whose number is bounded.
 #[derive(Debug)]
 pub enum ToShard {
     /// The seat, or why not.
@@ -325,6 +344,20 @@ pub enum ToShard {
         ticket: u64,
         /// Connections.
         connections: u64,
+    },
+    /// Who is connected, or why that is not known.
+    ConnectionsAnswer {
+        /// Whose question.
+        ticket: u64,
+        /// The connections.
+        answer: Result<Connections, Problem>,
+    },
+    /// Who is connected to this shard? [`ToOrchestrator::ConnectionsPart`] answers.
+    ListConnections {
+        /// For the answer.
+        number: u64,
+        /// Which connections.
+        ask: Box<ConnectionsAsk>,
     },
     /// Close everybody, spread over so many milliseconds, and say when to come back.
     Drain {

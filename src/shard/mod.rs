@@ -8,6 +8,7 @@
 mod alarm;
 mod channel;
 mod compose;
+mod connections;
 mod deliver;
 mod drain;
 mod join;

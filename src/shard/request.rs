@@ -88,6 +88,7 @@ pub(super) enum Waiting {
     Post(u16),
     Page,
     Viewers,
+    Connections,
     /// Something that is done or not, answered with this status.
     Done(u16),
 }
@@ -214,6 +215,7 @@ impl Shard {
                     _ => Err(wrong_method("GET")),
                 }
             }
+            ["connections"] => self.get_connections(request, app, &name, &speaker),
             ["users", user, "events"] => {
                 let user = path_name(user, "user")?;
                 let topic = self.hasher.topic(Scope::User, &name, &user);

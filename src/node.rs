@@ -29,7 +29,7 @@ use crate::io::shard_core::{self, ShardCoreParts};
 use crate::io::socket::{self, PortLock, SocketOptions};
 use crate::io::web_server::WebOptions;
 use crate::io::{admin, executor, machine, signal};
-use crate::orchestrator::{Orchestrator, OrchestratorOptions};
+use crate::orchestrator::{Orchestrator, OrchestratorOptions, RetentionRule};
 use crate::shard::{Shard, ShardOptions};
 use crate::store::sqlite::Sqlite;
 use crate::store::{OpenOptions, Store};
@@ -126,7 +126,13 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     let mut handles = Vec::new();
     let mut rouse = Vec::new();
     let failed = Arc::new(AtomicBool::new(false));
-    let orchestrator_options = OrchestratorOptions { seed: random(), ..config.orchestrator.clone() };
+    let retention = apps.iter().map(|app| RetentionRule {
+        app: app.name.clone(),
+        days: app.retention_days,
+        messages: app.retention_messages,
+    });
+    let orchestrator_options =
+        OrchestratorOptions { seed: random(), retention: retention.collect(), ..config.orchestrator.clone() };
     let rooms: Vec<_> = rooms.into_iter().map(|row| (row.key, row.room)).collect();
     {
         let (hasher, life, to_shards) = (hasher.clone(), Arc::clone(&life), office.to_shards.clone());

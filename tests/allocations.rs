@@ -68,6 +68,8 @@ impl Stage {
             anonymous_read: true,
             origins: Vec::new(),
             loopback_only: false,
+            retention_days: 0,
+            retention_messages: 0,
             message_bytes_max: 16 * 1024,
         };
         let options = ShardOptions { room_capacity: u32::MAX, ..ShardOptions::default() };

@@ -49,7 +49,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("rkyv", &["wire/sealed.rs"]),
     ("crc32fast", &["wire/sealed.rs"]),
     ("httparse", &["wire/http.rs"]),
-    ("form_urlencoded", &["wire/http.rs", "shard/request.rs"]),
+    ("form_urlencoded", &["wire/http.rs", "shard/request.rs", "shard/connections.rs"]),
     ("memchr", &["wire/scan.rs", "load/"]),
     ("rapidhash", &["wire/topic.rs"]),
     ("serde", &["wire/", "admission/", "shard/", "config/", "load/", "metrics/"]),

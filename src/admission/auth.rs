@@ -208,6 +208,8 @@ mod tests {
             origins: vec!["https://a.example".into()],
             loopback_only: false,
             message_bytes_max: 16 * 1024,
+            retention_days: 0,
+            retention_messages: 0,
         }
     }
 

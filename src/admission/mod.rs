@@ -26,6 +26,10 @@ pub struct AppOptions {
     pub loopback_only: bool,
     /// `ringcast.json` text or data of one message, in bytes.
     pub message_bytes_max: u32,
+    /// Messages older than so many days go; 0 keeps them.
+    pub retention_days: u32,
+    /// All but the youngest so many messages of a channel go; 0 keeps them.
+    pub retention_messages: u32,
 }
 
 impl std::fmt::Debug for AppOptions {
@@ -65,6 +69,11 @@ impl Apps {
     #[must_use]
     pub fn get(&self, id: AppId) -> Option<&AppOptions> {
         self.apps.get(usize::from(id.0))
+    }
+
+    /// All of them, in the order of the configuration.
+    pub fn iter(&self) -> impl Iterator<Item = &AppOptions> {
+        self.apps.iter()
     }
 
     /// Their names.

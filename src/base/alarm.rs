@@ -34,6 +34,12 @@ impl<K: Ord + Clone> AlarmTable<K> {
         }
     }
 
+    /// When the alarm of `key` is due, if it is set.
+    #[must_use]
+    pub fn at(&self, key: &K) -> Option<u64> {
+        self.of_key.get(key).copied()
+    }
+
     /// When the soonest is due.
     #[must_use]
     pub fn next(&self) -> Option<u64> {
@@ -122,7 +128,7 @@ mod tests {
         alarms.set("b", 5);
         alarms.set("a", 7);
         assert_eq!(alarms.len(), 2);
-        assert_eq!(alarms.next(), Some(5));
+        assert_eq!((alarms.next(), alarms.at(&"a"), alarms.at(&"c")), (Some(5), Some(7), None));
         assert_eq!(alarms.pop_due(4), None);
         assert_eq!(alarms.pop_due(7), Some("b"));
         assert_eq!(alarms.pop_due(7), Some("a"));

@@ -14,6 +14,9 @@ use crate::base::Name;
 
 /// A table of apps is walked for every request.
 const APPS_MAX: usize = 256;
+/// A hundred years, and as many messages of one channel as a hundred a second make in four months.
+const RETENTION_DAYS_MAX: u64 = 36_500;
+const RETENTION_MESSAGES_MAX: u64 = 1_000_000_000;
 
 /// Reads every app.
 pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
@@ -30,12 +33,15 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
 fn app(t: &mut Table<'_, '_>, before: &[AppOptions], bytes_max: u32) -> Option<AppOptions> {
     let (mut anonymous_read, mut loopback_only) = (false, false);
     let mut message_bytes_max = MESSAGE_BYTES_MAX.min(bytes_max);
+    let (mut retention_days, mut retention_messages) = (0, 0);
     let name = t.text("name", false);
     let hash = t.text("server_key_sha256", false);
     let origins = t.texts("origins").unwrap_or_default();
     t.flag("anonymous_read", &mut anonymous_read);
     t.flag("loopback_only", &mut loopback_only);
     t.number("message_bytes_max", 1..=u64::from(bytes_max), &mut message_bytes_max);
+    t.number("retention_days", 0..=RETENTION_DAYS_MAX, &mut retention_days);
+    t.number("retention_messages", 0..=RETENTION_MESSAGES_MAX, &mut retention_messages);
     let mut token_keys: Vec<TokenKey> = Vec::new();
     t.tables("token_key", |t| {
         if let Some(key) = token_key(t, &token_keys) {
@@ -73,7 +79,17 @@ fn app(t: &mut Table<'_, '_>, before: &[AppOptions], bytes_max: u32) -> Option<A
         t.fault("server_key_sha256", false, why);
         return None;
     };
-    Some(AppOptions { name, server_key_hash, token_keys, anonymous_read, origins, loopback_only, message_bytes_max })
+    Some(AppOptions {
+        name,
+        server_key_hash,
+        token_keys,
+        anonymous_read,
+        origins,
+        loopback_only,
+        message_bytes_max,
+        retention_days,
+        retention_messages,
+    })
 }
 
 fn public_key(
@@ -178,7 +194,7 @@ mod tests {
     fn an_app_knows_its_keys() {
         let text = format!(
             "[[app]]\nname = \"shop\"\nserver_key_sha256 = \"{}\"\norigins = [\"https://a.example\"]\n\
-             anonymous_read = true\nmessage_bytes_max = 100\n\
+             anonymous_read = true\nmessage_bytes_max = 100\nretention_days = 30\nretention_messages = 1_000\n\
              [[app.token_key]]\nkid = \"a\"\nalgorithm = \"HS256\"\nsecret = \"{SECRET}\"\n\
              [[app]]\nname = \"game\"\nserver_key_sha256 = \"{}\"\n",
             hash(),
@@ -187,6 +203,8 @@ mod tests {
         let config = load(&text).unwrap();
         let [shop, game] = &config.apps[..] else { panic!() };
         assert_eq!((shop.name.as_str(), shop.anonymous_read, shop.message_bytes_max), ("shop", true, 100));
+        assert_eq!((shop.retention_days, shop.retention_messages), (30, 1_000));
+        assert_eq!((game.retention_days, game.retention_messages), (0, 0));
         assert_eq!(authenticate(shop, Some("rk_x"), 0), Ok(Speaker::Server));
         let token = make_token(SECRET.as_bytes(), "u", None, 10).unwrap();
         assert!(matches!(authenticate(shop, Some(&token), 0), Ok(Speaker::User(_))));
@@ -207,6 +225,14 @@ mod tests {
             (
                 format!("{head}message_bytes_max = 65_537\n"),
                 "x.toml:4: app.message_bytes_max = 65_537\n  1 to 65536 is",
+            ),
+            (
+                format!("{head}retention_days = 36_501\n"),
+                "x.toml:4: app.retention_days = 36_501\n  0 to 36500 is allowed",
+            ),
+            (
+                format!("{head}retention_messages = -1\n"),
+                "x.toml:4: app.retention_messages = -1\n  0 to 1000000000 is allowed",
             ),
             (format!("{head}{key}algorithm = \"none\"\n"), "x.toml:5: app.token_key.algorithm = \"none\"\n"),
             (format!("{head}{key}algorithm = \"HS256\"\n"), "x.toml:4: app.token_key.secret is missing\n"),

@@ -45,6 +45,8 @@ pub(super) fn open(dir: &Path, message_bytes_max: u32) -> Result<AppOptions, Con
         origins: Vec::new(),
         loopback_only: true,
         message_bytes_max,
+        retention_days: 0,
+        retention_messages: 0,
     })
 }
 

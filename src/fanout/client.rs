@@ -302,6 +302,8 @@ pub struct Client {
     pub codec: Codec,
     /// What waits for it.
     pub behind: Option<Box<Behind>>,
+    /// When it came, in monotonic seconds.
+    pub since_s: u32,
     /// When it was last heard, in monotonic seconds.
     pub seen_s: u32,
     /// When the wheel looks at it; an entry of another second is stale.

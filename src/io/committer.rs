@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 use super::handoff::StoreNews;
@@ -13,6 +13,7 @@ use super::machine::pin_to;
 use crate::base::{ChannelKey, RoomChange, Ulid};
 use crate::post::letters::Ban;
 use crate::post::mailbox::Sender;
+use crate::store::chore::Chore;
 use crate::store::group::Batch;
 use crate::store::{PageAsk, Pages, Store, StoreError};
 
@@ -21,6 +22,7 @@ enum Job {
     Commit(Batch, u64),
     SaveRooms(Vec<RoomChange>),
     SaveBan(u64, Ban, bool),
+    Chore(Chore),
 }
 
 /// Work for the reading thread.
@@ -58,7 +60,7 @@ impl Committer {
         news: Sender<StoreNews>,
         reads_max: usize,
     ) -> std::io::Result<Self> {
-        // One batch is under way at a time; the other places are for bans, and for rooms, which may be skipped.
+        // One batch is under way at a time; the other places are for bans and chores, and for rooms, which may be skipped.
         let (jobs, job_receiver) = sync_channel(64);
         let (reads, read_receiver) = sync_channel(reads_max.max(1));
         let ended = Arc::new(AtomicBool::new(false));
@@ -96,6 +98,16 @@ impl Committer {
     pub fn save_ban(&self, number: u64, ban: Ban, lift: bool) {
         if self.jobs.as_ref().is_none_or(|jobs| jobs.try_send(Job::SaveBan(number, ban, lift)).is_err()) {
             let _ = self.news.push(StoreNews::BanSaved(number, Err(StoreError::Busy)));
+        }
+    }
+
+    /// Does a chore; what became of it comes as news.
+    pub fn chore(&self, chore: Chore) {
+        let Some(jobs) = &self.jobs else { return };
+        if let Err(TrySendError::Full(Job::Chore(chore)) | TrySendError::Disconnected(Job::Chore(chore))) =
+            jobs.try_send(Job::Chore(chore))
+        {
+            let _ = self.news.push(StoreNews::Chore(chore.refused(StoreError::Busy)));
         }
     }
 
@@ -145,6 +157,7 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &News) {
                 };
                 news.tell(StoreNews::BanSaved(number, result));
             }
+            Job::Chore(chore) => news.tell(StoreNews::Chore(chore.work(&mut store))),
             Job::SaveRooms(changes) => {
                 if let Err(error) = store.rooms_save(&changes) {
                     eprintln!("ringcast: rooms were not written down: {error}");

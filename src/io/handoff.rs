@@ -10,6 +10,7 @@ use crate::base::ShardId;
 use crate::post::letters::{Seat, ToOrchestrator, ToShard};
 use crate::post::mailbox::{Doorbell, Receiver, Sender, mailbox};
 use crate::post::report::Report;
+use crate::store::chore::ChoreDone;
 use crate::store::{Appended, Page, StoreError, StoredEvent};
 use crate::wire::sealed::Sealed;
 
@@ -84,6 +85,8 @@ pub enum StoreNews {
     Found(u64, Result<Option<Box<StoredEvent>>, StoreError>),
     /// A ban that was written down or taken off.
     BanSaved(u64, Result<(), StoreError>),
+    /// An alarm or some housekeeping.
+    Chore(ChoreDone),
 }
 
 /// The sending ends to the orchestrator, as one shard holds them.

@@ -133,6 +133,7 @@ impl Core {
                 StoreNews::Read(read, result) => orchestrator.on_page(now, read, result),
                 StoreNews::Found(read, result) => orchestrator.on_found(now, read, result),
                 StoreNews::BanSaved(number, result) => orchestrator.on_ban_saved(now, number, result),
+                StoreNews::Chore(done) => orchestrator.on_chore(now, done),
             }
         }
         for report in &mut inbox.reports {
@@ -189,6 +190,7 @@ impl Core {
                 Some(Action::Read { read, key, ask }) => self.parts.committer.read(read, key, ask),
                 Some(Action::Find { read, key, id }) => self.parts.committer.find(read, key, id),
                 Some(Action::SaveBan { number, ban, lift }) => self.parts.committer.save_ban(number, ban, lift),
+                Some(Action::Chore(chore)) => self.parts.committer.chore(chore),
                 Some(Action::SaveRooms(changes)) => self.parts.committer.save_rooms(changes),
             }
         }

@@ -90,7 +90,7 @@ struct Core {
     requests: Rc<Requests>,
     http_connections: Rc<Cell<usize>>,
     /// HTTP connections on which an upgrade came, with what was read of it.
-    returned: Rc<RefCell<Vec<(OwnedFd, Vec<u8>)>>>,
+    returned: Rc<RefCell<Vec<Returned>>>,
     http_max: usize,
     http: TaskQueueHandle,
     batch: SendBatch,
@@ -103,6 +103,9 @@ struct Core {
     accept_at_ms: Option<u64>,
     memory_at_ms: u64,
 }
+
+/// An HTTP connection that turned out to be an upgrade, and what was read of its head.
+type Returned = (OwnedFd, Vec<u8>);
 
 /// What the ring said in one turn, to be dealt with after it.
 enum Heard {

@@ -5,10 +5,16 @@
 //! poll [`Orchestrator::poll_action`] until dry. Always true: nothing is acknowledged before it is durable, and no more
 //! stored events are admitted than have room on their way to every shard.
 
+mod alarm;
 mod ban;
+mod gathering;
 mod join;
+mod limits;
 mod publish;
 mod report;
+mod upkeep;
+
+pub use upkeep::RetentionRule;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,6 +24,7 @@ use crate::post::letters::{AddressKey, Ban, ToOrchestrator, ToShard};
 use crate::post::report::Report;
 use crate::seating::{Seating, SeatingOptions};
 use crate::store::PageAsk;
+use crate::store::chore::Chore;
 use crate::store::group::{Batch, Group, GroupOptions};
 use crate::wire::sealed::Sealed;
 use crate::wire::topic::{Topic, TopicHasher};
@@ -39,6 +46,8 @@ pub struct OrchestratorOptions {
     pub user_rate: RateOptions,
     /// Between two `viewers.updated` of one channel, in milliseconds.
     pub viewers_interval_ms: u32,
+    /// What is kept of each app's messages; an app without a rule keeps all.
+    pub retention: Vec<RetentionRule>,
     /// A source of what makes message ids unique; fresh at every start.
     pub seed: u64,
 }
@@ -53,6 +62,7 @@ impl Default for OrchestratorOptions {
             address_connections_max: 1_000,
             user_rate: RateOptions { requests_max: 120, window_s: 60, keys_max: 100_000 },
             viewers_interval_ms: 5_000,
+            retention: Vec::new(),
             seed: 0,
         }
     }
@@ -97,6 +107,8 @@ pub enum Action {
         /// It is lifted.
         lift: bool,
     },
+    /// To the store; [`Orchestrator::on_chore`] follows.
+    Chore(Chore),
     /// To the partition that gives this event its order.
     Publish {
         /// Which.
@@ -114,6 +126,8 @@ struct PostTag {
     asker: ShardId,
     ticket: u64,
     topic: Topic,
+    /// It is a message of a user, who waits for the next one where slow mode says so.
+    slowed: bool,
 }
 
 /// Who waits for a page.
@@ -136,6 +150,10 @@ pub struct Orchestrator {
     readers: BTreeMap<u64, Reader>,
     finders: BTreeMap<u64, publish::Finder>,
     bans: ban::Bans,
+    alarms: alarm::Alarms,
+    upkeep: upkeep::Upkeep,
+    limits: limits::Limits,
+    gatherings: gathering::Gatherings,
     next_read: u64,
     next_id: u64,
     /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
@@ -171,6 +189,10 @@ impl Orchestrator {
             readers: BTreeMap::new(),
             finders: BTreeMap::new(),
             bans: ban::Bans::new(bans),
+            alarms: alarm::Alarms::default(),
+            upkeep: upkeep::Upkeep::new(now),
+            limits: limits::Limits::default(),
+            gatherings: gathering::Gatherings::default(),
             next_read: 1,
             next_id: 1,
             published: vec![0; shards],
@@ -187,6 +209,11 @@ impl Orchestrator {
 
     /// The next thing to do outside.
     pub fn poll_action(&mut self, now: Now) -> Option<Action> {
+        if let Some(action) = self.actions.pop_front() {
+            return Some(action);
+        }
+        self.drive_alarms(now);
+        self.drive_upkeep(now);
         if let Some(action) = self.actions.pop_front() {
             return Some(action);
         }
@@ -212,6 +239,12 @@ impl Orchestrator {
             ToOrchestrator::AskPage { ticket, asker, topic, range, limit } => {
                 self.read(ticket, asker, topic, range, limit);
             }
+            ToOrchestrator::ChangeAlarm { ticket, asker, key, set } => self.change_alarm(ticket, asker, key, set),
+            ToOrchestrator::SetLimits { ticket, asker, key, limits } => {
+                self.set_limits(now, ticket, asker, &key, limits);
+            }
+            ToOrchestrator::AskConnections { ticket, asker, ask } => self.gather(now, ticket, asker, &ask),
+            ToOrchestrator::ConnectionsPart { number, shard, part } => self.on_part(number, shard, part),
             ToOrchestrator::AskViewers { ticket, asker, topic } => {
                 let connections = self.seating.total(&ChannelKey::new(topic.app, topic.name));
                 self.answer(asker, ToShard::ViewersAnswer { ticket, connections });
@@ -250,14 +283,17 @@ impl Orchestrator {
     /// Nothing that was taken waits for the store any more.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.group.gauge().used == 0 && self.finders.is_empty()
+        self.group.gauge().used == 0 && self.finders.is_empty() && self.alarms.is_quiet()
     }
 
     /// When [`Orchestrator::on_alarm`] or [`Orchestrator::poll_action`] has something to do, in monotonic milliseconds.
     #[must_use]
     pub fn next_alarm_ms(&self) -> u64 {
         let group = self.group.next_alarm().map(|us| us.div_ceil(1_000));
-        group.map_or(self.tick_at_ms, |at| at.min(self.tick_at_ms))
+        [group, self.alarms.wake_at_ms(), self.upkeep.wake_at_ms(), self.gatherings.wake_at_ms()]
+            .into_iter()
+            .flatten()
+            .fold(self.tick_at_ms, u64::min)
     }
 
     /// The last report of each shard.
@@ -275,12 +311,16 @@ impl Orchestrator {
     /// Bounded things here: name, used, limit.
     #[must_use]
     pub fn gauges(&self) -> Vec<(&'static str, Gauge)> {
-        vec![
+        let mut gauges = vec![
             ("rooms", self.seating.gauge()),
             ("posts", self.group.gauge()),
             ("credits", self.credits()),
             ("user_rates", self.user_rate.gauge()),
-        ]
+            ("alarm_changes", self.alarms.gauge()),
+            ("gatherings", self.gatherings.gauge()),
+        ];
+        gauges.extend(self.limits.gauges());
+        gauges
     }
 
     fn credits(&self) -> Gauge {

@@ -41,7 +41,12 @@ impl Orchestrator {
             return Err(Problem::new(503, "busy", "too many messages are on their way").retry_after(1));
         }
         match draft.target {
-            None => self.store(now, ticket, asker, draft),
+            None => {
+                // Last, so that nobody waits for a message that another rule refused.
+                let user = (!draft.by_server).then_some(draft.user_id.as_str());
+                self.limits.admit(now, &key_of(&draft.topic), user)?;
+                self.store(now, ticket, asker, draft)
+            }
             Some(id) => {
                 // Whose message is it, and is it still there?
                 let read = self.next_read;
@@ -67,6 +72,7 @@ impl Orchestrator {
 
     fn store(&mut self, now: Now, ticket: u64, asker: ShardId, draft: Draft) -> Result<(), Problem> {
         let author = if draft.by_server { "" } else { draft.user_id.as_str() };
+        let slowed = !draft.by_server && draft.kind == EventKind::MessageNew;
         let event = NewEvent {
             key: key_of(&draft.topic),
             kind: draft.kind,
@@ -82,7 +88,7 @@ impl Orchestrator {
             client_id: draft.client_id,
         };
         self.group
-            .push(now, event, PostTag { asker, ticket, topic: draft.topic })
+            .push(now, event, PostTag { asker, ticket, topic: draft.topic, slowed })
             .map_err(|_| Problem::new(503, "busy", "too many messages are on their way").retry_after(1))
     }
 
@@ -97,7 +103,7 @@ impl Orchestrator {
     /// The batch that was under way is durable, or is not.
     pub fn on_committed(&mut self, _now: Now, result: Result<Vec<Appended>, StoreError>) {
         for (event, tag, result) in self.group.on_committed(result) {
-            let PostTag { asker, ticket, topic } = tag;
+            let PostTag { asker, ticket, topic, slowed } = tag;
             let answer = match result {
                 Ok(Appended::New { position }) => {
                     let posted =
@@ -108,7 +114,12 @@ impl Orchestrator {
                 Ok(Appended::Repeat { id, position, ts_ms }) => {
                     Ok(Posted { id, seq: position.seq, epoch: position.epoch, created_at_ms: ts_ms })
                 }
-                Err(error) => Err(store_problem(&error)),
+                Err(error) => {
+                    if slowed {
+                        self.limits.forgive(event.key, event.user_id.unwrap_or_default());
+                    }
+                    Err(store_problem(&error))
+                }
             };
             self.answer(asker, ToShard::PostAnswer { ticket, answer });
         }

@@ -58,6 +58,7 @@ impl Orchestrator {
 
     /// Time has passed.
     pub fn on_alarm(&mut self, now: Now) {
+        self.expire_gatherings(now);
         if now.mono_ms() < self.tick_at_ms {
             return;
         }

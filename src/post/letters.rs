@@ -1,6 +1,7 @@
 //! Every letter that crosses cores.
 
-use crate::base::{AppId, Given, Name, RoomId, ShardId, Ulid};
+use super::connections::{Connections, ConnectionsAsk};
+use crate::base::{AppId, ChannelKey, Given, Name, RoomId, ShardId, Ulid};
 use crate::wire::event::{EventKind, KindSet};
 use crate::wire::http::{Dialect, Since};
 use crate::wire::problem::Problem;
@@ -135,6 +136,15 @@ pub struct Ban {
     pub expires_ms: Option<u64>,
 }
 
+/// What a backend lets happen in a channel; 0 is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelLimits {
+    /// Between two messages of one user, in seconds.
+    pub slow_mode_s: u32,
+    /// Messages of all together in a second.
+    pub messages_per_s: u32,
+}
+
 /// Which stored events of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
@@ -245,6 +255,46 @@ pub enum ToOrchestrator {
         /// It is lifted.
         lift: bool,
     },
+    /// Set the alarm of a channel, or clear it.
+    ChangeAlarm {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// Whose slot.
+        key: ChannelKey,
+        /// When, in Unix milliseconds, and the event as JSON; `None` clears it.
+        set: Option<(u64, String)>,
+    },
+    /// Set what may happen in a channel.
+    SetLimits {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// Which channel.
+        key: ChannelKey,
+        /// Its limits.
+        limits: ChannelLimits,
+    },
+    /// Who is connected, here and elsewhere?
+    AskConnections {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// Which connections.
+        ask: Box<ConnectionsAsk>,
+    },
+    /// Who is connected to this shard, as [`ToShard::ListConnections`] asked.
+    ConnectionsPart {
+        /// The question's.
+        number: u64,
+        /// Who answers.
+        shard: ShardId,
+        /// Its connections.
+        part: Connections,
+    },
     /// The viewers of a channel, please.
     AskViewers {
         /// For the answer.
@@ -257,7 +307,7 @@ pub enum ToOrchestrator {
 }
 
 /// From the orchestrator to a shard: answers, which always find room, for a shard has no more tickets than its
-/// mailbox has places.
+/// mailbox has places; and a few questions, whose number is bounded.
 #[derive(Debug)]
 pub enum ToShard {
     /// The seat, or why not.
@@ -294,6 +344,20 @@ pub enum ToShard {
         ticket: u64,
         /// Connections.
         connections: u64,
+    },
+    /// Who is connected, or why that is not known.
+    ConnectionsAnswer {
+        /// Whose question.
+        ticket: u64,
+        /// The connections.
+        answer: Result<Connections, Problem>,
+    },
+    /// Who is connected to this shard? [`ToOrchestrator::ConnectionsPart`] answers.
+    ListConnections {
+        /// For the answer.
+        number: u64,
+        /// Which connections.
+        ask: Box<ConnectionsAsk>,
     },
     /// Close everybody, spread over so many milliseconds, and say when to come back.
     Drain {

@@ -4,6 +4,7 @@
 //! not fit gives the letter back, and one ring of the bell serves a whole batch.
 
 pub mod bell;
+pub mod connections;
 pub mod letters;
 pub mod mailbox;
 pub mod report;

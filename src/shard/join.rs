@@ -290,6 +290,7 @@ impl Shard {
             more: Vec::new(),
             codec: crate::wire::socket::Codec::default(),
             behind: None,
+            since_s: now.mono_s() as u32,
             seen_s: now.mono_s() as u32,
             check_s: 0,
             heartbeat_at_s: 0,

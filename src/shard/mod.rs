@@ -5,11 +5,14 @@
 //! [`Shard::poll_fanout`] with [`Shard::on_sent`]). Always true: a client sits in one room of a channel, no room is above
 //! its cap, and the account of deliveries balances.
 
+mod alarm;
 mod channel;
 mod compose;
+mod connections;
 mod deliver;
 mod drain;
 mod join;
+mod limits;
 mod receive;
 mod request;
 mod sweep;

@@ -269,6 +269,8 @@ impl Shard {
             ToShard::PostAnswer { ticket, answer } => self.on_post_answer(now, ticket, answer),
             ToShard::PageAnswer { ticket, answer } => self.on_page_answer(now, ticket, answer),
             ToShard::ViewersAnswer { ticket, connections } => self.on_viewers_answer(ticket, connections),
+            ToShard::ConnectionsAnswer { ticket, answer } => self.on_connections_answer(ticket, answer),
+            ToShard::ListConnections { number, ask } => self.on_list_connections(now, number, &ask),
             ToShard::Drain { spread_ms } => self.on_drain(now, spread_ms),
             ToShard::Done { ticket, answer } => self.on_done(ticket, answer),
         }

@@ -14,6 +14,7 @@ use crate::post::letters::{Ban, Draft, Page, Posted, ToOrchestrator};
 use crate::wire::command::{PostBody, is_object};
 use crate::wire::event::{EventKind, Sources};
 use crate::wire::http::{bearer, path_name, show_epoch};
+use crate::wire::posted_event::{PostedEvent, checked_user};
 use crate::wire::problem::Problem;
 use crate::wire::sealed::{Event, Sealed, put_number, put_string};
 use crate::wire::topic::{Scope, Topic};
@@ -87,6 +88,7 @@ pub(super) enum Waiting {
     Post(u16),
     Page,
     Viewers,
+    Connections,
     /// Something that is done or not, answered with this status.
     Done(u16),
 }
@@ -123,18 +125,6 @@ struct BanBody<'a> {
     channel: Option<std::borrow::Cow<'a, str>>,
     #[serde(default)]
     expires_at: Option<u64>,
-}
-
-#[derive(serde::Deserialize)]
-struct EventBody<'a> {
-    #[serde(rename = "type", borrow)]
-    kind: std::borrow::Cow<'a, str>,
-    #[serde(borrow, default)]
-    data: Option<&'a serde_json::value::RawValue>,
-    #[serde(borrow, default)]
-    user: Option<std::borrow::Cow<'a, str>>,
-    #[serde(borrow, default)]
-    exclude: Option<std::borrow::Cow<'a, str>>,
 }
 
 impl Shard {
@@ -202,7 +192,7 @@ impl Shard {
                     _ => Err(wrong_method("POST")),
                 }
             }
-            ["channels", channel, what @ ("messages" | "events" | "viewers")] => {
+            ["channels", channel, what @ ("messages" | "events" | "viewers" | "alarm" | "limits")] => {
                 let channel = path_name(channel, "channel")?;
                 let topic = self.hasher.topic(Scope::Channel, &name, &channel);
                 if let Speaker::User(identity) = &speaker
@@ -218,11 +208,14 @@ impl Shard {
                         may_read(&options, &speaker)?;
                         self.ask(Waiting::Viewers, |ticket, asker| ToOrchestrator::AskViewers { ticket, asker, topic })
                     }
+                    ("alarm", _) => self.alarm(now, request, &options, &speaker, topic),
+                    ("limits", _) => self.limits(request, &speaker, topic),
                     ("messages", _) => Err(wrong_method("GET, POST")),
                     ("events", _) => Err(wrong_method("POST")),
                     _ => Err(wrong_method("GET")),
                 }
             }
+            ["connections"] => self.get_connections(request, app, &name, &speaker),
             ["users", user, "events"] => {
                 let user = path_name(user, "user")?;
                 let topic = self.hasher.topic(Scope::User, &name, &user);
@@ -235,7 +228,7 @@ impl Shard {
         }
     }
 
-    fn ask(
+    pub(super) fn ask(
         &mut self,
         waiting: Waiting,
         letter: impl FnOnce(u64, crate::base::ShardId) -> ToOrchestrator,
@@ -275,7 +268,7 @@ impl Shard {
             Speaker::User(identity) if !identity.write => return Err(no_right(topic.name.as_str())),
             Speaker::User(identity) => (identity.user.as_str().to_owned(), identity.name.clone(), false),
             Speaker::Server => {
-                let user = body.user.as_deref().map(named_user).transpose()?.unwrap_or_default();
+                let user = body.user.as_deref().map(checked_user).transpose()?.unwrap_or_default();
                 let name = body.name.as_deref().unwrap_or_default();
                 if name.len() > validate::USER_NAME_BYTES_MAX {
                     let detail = format!("name has at most {} bytes", validate::USER_NAME_BYTES_MAX);
@@ -370,9 +363,7 @@ impl Shard {
         app: &Name,
         user: Name,
     ) -> Result<Outcome, Problem> {
-        if *speaker != Speaker::Server {
-            return Err(Problem::new(403, "server_key_needed", "bans are set with the server key"));
-        }
+        server_only(speaker, "bans are set")?;
         let body: BanBody<'_> = match request.method {
             "PUT" if request.body.is_empty() => BanBody::default(),
             "PUT" => parse_body(request.body)?,
@@ -432,16 +423,9 @@ impl Shard {
         speaker: &Speaker,
         topic: Topic,
     ) -> Result<Outcome, Problem> {
-        let body: EventBody<'_> = parse_body(request.body)?;
-        let kind = EventKind::parse(&body.kind).map_err(|_| {
-            Problem::new(
-                400,
-                "unknown_type",
-                format!("{:?} is no event type; custom ones begin with custom.", body.kind),
-            )
-        })?;
-        let row = kind.row();
-        let (source, user_id, user_name) = match speaker {
+        let body: PostedEvent<'_> = parse_body(request.body)?;
+        let kind = body.kind()?;
+        let event = match speaker {
             Speaker::Anonymous => {
                 return Err(Problem::new(401, "token_needed", "posting asks for a token or a server key"));
             }
@@ -454,37 +438,16 @@ impl Shard {
                 if !right || topic.scope != Scope::Channel {
                     return Err(no_right(topic.name.as_str()));
                 }
-                (Sources::USER, identity.user.as_str().to_owned(), identity.name.clone())
+                Event {
+                    user_id: identity.user.as_str().to_owned(),
+                    user_name: identity.name.clone(),
+                    ..body.into_event(kind, Sources::USER, topic, now.wall_ms, options.message_bytes_max)?
+                }
             }
-            Speaker::Server => {
-                let user = body.user.as_deref().map(named_user).transpose()?.unwrap_or_default();
-                (Sources::SERVER, user, String::new())
-            }
-        };
-        if row.stored || !row.from.allow(source) {
-            let detail = format!("{} is not posted as an event", body.kind);
-            return Err(Problem::new(400, "type_not_allowed", detail));
-        }
-        let data = body.data.map(|data| data.get().to_owned());
-        if data.as_ref().is_some_and(|data| data.len() > options.message_bytes_max as usize) {
-            let detail = format!("data has at most {} bytes", options.message_bytes_max);
-            return Err(Problem::new(413, "message_too_large", detail));
-        }
-        let exclude = match body.exclude.as_deref() {
-            None => 0,
-            Some(text) => u64::from_str_radix(text, 16)
-                .map_err(|_| Problem::new(400, "bad_exclude", format!("exclude {text:?} is no connection id")))?,
-        };
-        let event = Event {
-            custom_name: if kind == EventKind::Custom { body.kind.into_owned() } else { String::new() },
-            user_id,
-            user_name,
-            data,
-            exclude,
-            ..Event::new(kind, topic, now.wall_ms)
+            Speaker::Server => body.into_event(kind, Sources::SERVER, topic, now.wall_ms, options.message_bytes_max)?,
         };
         let sealed = Sealed::seal(&event).map_err(|bad| Problem::new(413, "message_too_large", bad.to_string()))?;
-        if row.class == Class::Critical {
+        if kind.row().class == Class::Critical {
             // It may not be lost, so it takes a credit, and those are the orchestrator's.
             return self.ask(Waiting::Done(202), |ticket, asker| ToOrchestrator::Publish { ticket, asker, sealed });
         }
@@ -542,7 +505,7 @@ impl Shard {
     }
 }
 
-fn parse_body<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
+pub(super) fn parse_body<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
     let malformed = |why: String| Problem::new(400, "malformed_body", format!("the body is no such JSON: {why}"));
     if !is_object(body) {
         return Err(malformed("it is no object".into()));
@@ -550,11 +513,12 @@ fn parse_body<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Proble
     serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))
 }
 
-fn named_user(user: &str) -> Result<String, Problem> {
-    match Name::new(user) {
-        Ok(name) => Ok(name.as_str().to_owned()),
-        Err(error) => Err(Problem::new(400, "bad_name", format!("user {user:?}: {error}"))),
+/// Refuses everybody but the app's backend; `what` begins a sentence, such as "bans are set".
+pub(super) fn server_only(speaker: &Speaker, what: &str) -> Result<(), Problem> {
+    if *speaker != Speaker::Server {
+        return Err(Problem::new(403, "server_key_needed", format!("{what} with the server key")));
     }
+    Ok(())
 }
 
 fn may_read(options: &AppOptions, speaker: &Speaker) -> Result<(), Problem> {
@@ -568,6 +532,6 @@ fn not_found(path: &str) -> Problem {
     Problem::new(404, "not_found", format!("nothing is at {path:?}"))
 }
 
-fn wrong_method(allowed: &'static str) -> Problem {
+pub(super) fn wrong_method(allowed: &'static str) -> Problem {
     Problem::new(405, "method", format!("use {allowed}")).with_header("allow", allowed)
 }

@@ -10,6 +10,7 @@
 use crate::base::{ChannelKey, Name, RoomChange, RoomId, Ulid};
 use std::fmt;
 
+pub mod chore;
 pub mod event;
 pub mod group;
 pub mod memory;

@@ -7,6 +7,7 @@ pub mod dialect;
 pub mod event;
 pub mod frame;
 pub mod http;
+pub mod posted_event;
 pub mod problem;
 pub mod reply;
 pub mod scan;

@@ -9,6 +9,7 @@ use ringcast::orchestrator::{Action, Orchestrator};
 use ringcast::post::letters::{Ban, ToShard};
 use ringcast::post::mailbox::Sender;
 use ringcast::post::report::Report;
+use ringcast::store::chore::Chore;
 use ringcast::store::{Batch, Memory, PageAsk, Pages, Retention, Store, StoreError};
 use ringcast::wire::sealed::Sealed;
 
@@ -27,6 +28,7 @@ enum Job {
     Commit(Batch, u64),
     SaveRooms(Vec<RoomChange>),
     SaveBan(u64, Ban, bool),
+    Chore(Chore),
 }
 
 /// The store behind its two threads.
@@ -109,6 +111,7 @@ impl OrchestratorCore {
                 StoreNews::Read(read, result) => self.orchestrator.on_page(now, read, result),
                 StoreNews::Found(read, result) => self.orchestrator.on_found(now, read, result),
                 StoreNews::BanSaved(number, result) => self.orchestrator.on_ban_saved(now, number, result),
+                StoreNews::Chore(done) => self.orchestrator.on_chore(now, done),
             }
         }
         for (at, report) in self.inbox.reports.iter_mut().enumerate() {
@@ -140,6 +143,7 @@ impl OrchestratorCore {
                 Action::Read { read, key, ask } => self.disk.reads.push_back((read, key, ask)),
                 Action::Find { read, key, id } => self.disk.finds.push_back((read, key, id)),
                 Action::SaveBan { number, ban, lift } => self.disk.jobs.push_back(Job::SaveBan(number, ban, lift)),
+                Action::Chore(chore) => self.disk.jobs.push_back(Job::Chore(chore)),
                 Action::SaveRooms(changes) => self.disk.jobs.push_back(Job::SaveRooms(changes)),
             }
         }
@@ -240,6 +244,14 @@ impl Disk {
                 }
                 drop(batch);
                 self.done.push_back(StoreNews::Committed(result));
+            }
+            Job::Chore(chore) => {
+                if faulty {
+                    self.store.fail_next(1, StoreError::Busy);
+                }
+                self.done.push_back(StoreNews::Chore(chore.work(&mut self.store)));
+                // A chore that only reads leaves the fault unused.
+                self.store.fail_next(0, StoreError::Busy);
             }
             Job::SaveRooms(changes) => {
                 if faulty {

@@ -118,6 +118,7 @@ impl Plan {
             address_connections_max: random.pick(&[3, 1_000, 1_000]),
             user_rate: RateOptions { requests_max: random.pick(&[5, 1_000]), window_s: 2, keys_max: 100 },
             viewers_interval_ms: random.between(1_000, 3_000) as u32,
+            retention: Vec::new(),
             seed: random.next_u64(),
         };
         let sizes = MailboxSizes {
@@ -170,6 +171,8 @@ pub(crate) fn apps() -> Apps {
         origins: Vec::new(),
         loopback_only: false,
         message_bytes_max: 16 * 1024,
+        retention_days: 0,
+        retention_messages: 0,
     }])
 }
 

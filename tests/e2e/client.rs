@@ -404,7 +404,10 @@ impl Http {
             if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
                 let head = String::from_utf8(bytes[..end + 4].to_vec()).ok()?;
                 let mut answer = Answer { status: head[9..12].parse().ok()?, head, body: String::new() };
-                let length: usize = answer.field("content-length")?.parse().ok()?;
+                let length: usize = match answer.field("content-length") {
+                    None if answer.status == 204 => 0,
+                    field => field?.parse().ok()?,
+                };
                 if bytes.len() >= end + 4 + length {
                     answer.body = String::from_utf8(bytes[end + 4..end + 4 + length].to_vec()).ok()?;
                     self.unread = bytes.split_off(end + 4 + length);

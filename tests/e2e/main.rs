@@ -13,6 +13,7 @@ mod node;
 
 mod access;
 mod api;
+mod changes;
 mod commands;
 mod crash;
 mod dialect;

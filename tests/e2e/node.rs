@@ -52,7 +52,16 @@ pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_ringcast");
 
 /// The node that all cases share which leave it as they found it.
 pub(crate) fn shared() -> &'static Node {
-    static SHARED: LazyLock<Node> = LazyLock::new(|| Node::start(&["--shards", "2", "--test-echo"]));
+    static SHARED: LazyLock<Node> = LazyLock::new(|| {
+        let mut node = Node::start(&["--shards", "2", "--test-echo"]);
+        // No destructor runs for a static, so whoever ends the node takes its directory away too.
+        let watcher = watch(node.pid(), Some(&node.dir));
+        if let Some(mut before) = node.watcher.replace(watcher) {
+            let _ = before.kill();
+            let _ = before.wait();
+        }
+        node
+    });
     &SHARED
 }
 
@@ -100,7 +109,7 @@ impl Node {
             .stderr(file)
             .spawn()
             .expect("the binary runs");
-        let watcher = watch(child.id());
+        let watcher = watch(child.id(), None);
         let mut node = Self {
             child: Some(child),
             watcher: Some(watcher),
@@ -258,10 +267,12 @@ impl Drop for Node {
     }
 }
 
-/// A shell that waits for the end of this process and then kills `pid`.
-fn watch(pid: u32) -> Child {
+/// A shell that waits for the end of this process, then kills `pid` and removes its directory.
+fn watch(pid: u32, dir: Option<&Path>) -> Child {
+    let script = "read nothing; kill -9 \"$0\" 2>/dev/null; [ -z \"$1\" ] || rm -rf -- \"$1\"";
     Command::new("sh")
-        .args(["-c", &format!("read nothing; kill -9 {pid} 2>/dev/null")])
+        .args(["-c", script, &pid.to_string()])
+        .args(dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

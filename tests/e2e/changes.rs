@@ -1,0 +1,189 @@
+//! What is done to messages after they were posted, and by whom it may be done.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Client};
+use crate::node::{Node, fresh, shared};
+
+fn call(node: &Node, method: &str, path: &str, credential: &str, body: &str) -> Answer {
+    node.http().request(method, path, &format!("Authorization: Bearer {credential}\r\n"), body)
+}
+
+/// Posts a message of `user` and returns its id.
+fn post_as(node: &Node, channel: &str, user: &str, text: &str) -> String {
+    let path = format!("/v1/demo/channels/{channel}/messages");
+    let answer = call(node, "POST", &path, &node.token(user), &json!({ "text": text }).to_string());
+    assert_eq!(answer.status, 201);
+    answer.json()["id"].as_str().unwrap().to_owned()
+}
+
+/// The next event of this type; others, such as viewer totals, are passed over.
+fn next_of(client: &mut Client, kind: &str) -> Value {
+    loop {
+        let event = client.event();
+        if event["type"] == kind {
+            return event;
+        }
+    }
+}
+
+#[test]
+fn a_message_is_edited_and_deleted_by_its_author_or_the_backend_and_by_nobody_else() {
+    let (node, channel) = (shared(), fresh("edit"));
+    let mut viewer = node.watch(&channel);
+    let id = post_as(node, &channel, "ann", "frist");
+    let path = format!("/v1/demo/channels/{channel}/messages/{id}");
+    call(node, "PATCH", &path, &node.token("eve"), r#"{"text":"mine"}"#).assert_problem(403, "not_the_author");
+    assert_eq!(call(node, "PATCH", &path, &node.token("ann"), r#"{"text":"first"}"#).status, 200);
+    let updated = next_of(&mut viewer, "message.updated");
+    assert_eq!((&updated["message"], &updated["text"], &updated["seq"]), (&json!(id), &json!("first"), &json!(2)));
+    assert_eq!(call(node, "DELETE", &path, &node.key(), "").status, 200);
+    assert_eq!(next_of(&mut viewer, "message.deleted")["message"], json!(id));
+    call(node, "PATCH", &path, &node.token("ann"), r#"{"text":"again"}"#).assert_problem(404, "no_such_message");
+    call(node, "PUT", &path, &node.token("ann"), "").assert_problem(405, "method");
+    call(node, "DELETE", &format!("/v1/demo/channels/{channel}/messages/xyz"), &node.key(), "")
+        .assert_problem(400, "bad_message_id");
+    let unknown = format!("/v1/demo/channels/{channel}/messages/01ARZ3NDEKTSV4RRFFQ69G5FAV");
+    call(node, "DELETE", &unknown, &node.key(), "").assert_problem(404, "no_such_message");
+}
+
+#[test]
+fn a_retracted_text_is_gone_from_history_and_only_the_backend_retracts() {
+    let (node, channel) = (shared(), fresh("retract"));
+    let mut viewer = node.watch(&channel);
+    let id = post_as(node, &channel, "ann", "a secret");
+    let path = format!("/v1/demo/channels/{channel}/messages/{id}/retract");
+    call(node, "POST", &path, &node.token("ann"), "").assert_problem(403, "no_right");
+    assert_eq!(call(node, "POST", &path, &node.key(), "").status, 200);
+    assert_eq!(next_of(&mut viewer, "message.retracted")["message"], json!(id));
+    let page = node.http().get(&format!("/v1/demo/channels/{channel}/messages"));
+    assert!(!page.body.contains("a secret"));
+    assert_eq!(page.json()["head"], 2);
+}
+
+#[test]
+fn reactions_come_by_http_and_by_command() {
+    let (node, channel) = (shared(), fresh("react"));
+    let mut viewer = node.watch_as(&channel, "bob");
+    let id = post_as(node, &channel, "ann", "hello");
+    let path = format!("/v1/demo/channels/{channel}/messages/{id}/reactions/like");
+    assert_eq!(call(node, "PUT", &path, &node.token("eve"), "").status, 200);
+    let reaction = next_of(&mut viewer, "reaction.new");
+    assert_eq!((&reaction["message"], &reaction["kind"]), (&json!(id), &json!("like")));
+    assert_eq!(call(node, "DELETE", &path, &node.token("eve"), "").status, 200);
+    assert_eq!(next_of(&mut viewer, "reaction.deleted")["user"]["id"], "eve");
+    call(node, "PUT", &path, &node.key(), "").assert_problem(403, "user_needed");
+    viewer.say(&json!({"type": "reaction", "id": 7, "channel": channel, "message": id, "kind": "wow", "state": "add"}));
+    assert_eq!(next_of(&mut viewer, "ack")["id"], 7);
+    assert_eq!(next_of(&mut viewer, "reaction.new")["kind"], "wow");
+    viewer
+        .say(&json!({"type": "reaction", "id": 8, "channel": channel, "message": "x", "kind": "wow", "state": "add"}));
+    assert_eq!(next_of(&mut viewer, "error")["code"], "bad_field");
+}
+
+#[test]
+fn history_comes_over_the_socket_and_a_newer_token_is_taken() {
+    let (node, channel) = (shared(), fresh("history"));
+    let mut viewer = node.watch_as(&channel, "bob");
+    for text in ["one", "two", "three"] {
+        node.post_text(&channel, text);
+    }
+    viewer.say(&json!({"type": "history", "id": "h", "channel": channel, "since": 1, "limit": 1}));
+    let page = next_of(&mut viewer, "history");
+    assert_eq!((&page["id"], &page["messages"][0]["text"], &page["head"]), (&json!("h"), &json!("two"), &json!(3)));
+    viewer.say(&json!({"type": "history", "id": 1, "channel": channel, "limit": 101}));
+    assert_eq!(next_of(&mut viewer, "error")["code"], "bad_field");
+    viewer.say(&json!({"type": "auth", "id": 2, "token": node.token("bob")}));
+    assert_eq!(next_of(&mut viewer, "authenticated")["user"], "bob");
+    viewer.say(&json!({"type": "auth", "id": 3, "token": node.token("eve")}));
+    assert_eq!(next_of(&mut viewer, "error")["code"], "another_user");
+}
+
+#[test]
+fn a_ban_ends_live_connections_and_stops_joins_and_posts_until_it_is_lifted() {
+    let (node, channel, user) = (shared(), fresh("ban"), fresh("user"));
+    let mut viewer = node.watch_as(&channel, &user);
+    let path = format!("/v1/demo/bans/{user}");
+    call(node, "PUT", &path, &node.token(&user), "{}").assert_problem(403, "server_key_needed");
+    call(node, "PUT", &path, &node.key(), r#"{"expires_at":1}"#).assert_problem(400, "bad_expires_at");
+    assert_eq!(call(node, "PUT", &path, &node.key(), "").status, 200);
+    assert_eq!(next_of(&mut viewer, "user.banned")["user"]["id"], json!(user));
+    viewer.expect_close(4403);
+    let posts = format!("/v1/demo/channels/{channel}/messages");
+    call(node, "POST", &posts, &node.token(&user), r#"{"text":"x"}"#).assert_problem(403, "banned");
+    let mut refused = Client::raw(node.listen);
+    let join = format!("/v1/demo/channels/{channel}/ws?token={}", node.token(&user));
+    refused.send(crate::client::handshake(&join, "").as_bytes());
+    refused.refusal().assert_problem(403, "banned");
+    assert_eq!(call(node, "DELETE", &path, &node.key(), "").status, 200);
+    assert_eq!(call(node, "POST", &posts, &node.token(&user), r#"{"text":"x"}"#).status, 201);
+}
+
+#[test]
+fn a_ban_from_one_channel_leaves_the_others() {
+    let (node, banned, kept, user) = (shared(), fresh("ban"), fresh("kept"), fresh("user"));
+    let mut viewer = node.watch_as(&banned, &user);
+    viewer.say(&json!({"type": "subscribe", "id": 1, "channel": kept}));
+    next_of(&mut viewer, "subscribed");
+    let body = json!({ "channel": banned }).to_string();
+    assert_eq!(call(node, "PUT", &format!("/v1/demo/bans/{user}"), &node.key(), &body).status, 200);
+    assert_eq!(next_of(&mut viewer, "user.banned")["channel"], json!(banned));
+    node.post_text(&banned, "unseen");
+    node.post_text(&kept, "seen");
+    assert_eq!(next_of(&mut viewer, "message.new")["text"], "seen");
+    viewer.say(&json!({"type": "subscribe", "id": 2, "channel": banned}));
+    assert_eq!(next_of(&mut viewer, "error")["code"], "banned");
+}
+
+/// Reads a stream until `until` stands in it.
+fn read_stream(stream: &mut TcpStream, until: &str) -> String {
+    let (mut text, mut buffer) = (String::new(), [0; 4_096]);
+    while !text.contains(until) {
+        let bytes = stream.read(&mut buffer).expect("the stream goes on");
+        assert_ne!(bytes, 0, "the stream ended: {text}");
+        text.push_str(&String::from_utf8_lossy(&buffer[..bytes]));
+    }
+    text
+}
+
+fn open_stream(node: &Node, path: &str, fields: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(node.listen).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: h\r\n{fields}\r\n").as_bytes()).unwrap();
+    stream
+}
+
+#[test]
+fn a_stream_of_server_sent_events_carries_the_same_and_resumes_by_last_event_id() {
+    let (node, channel) = (shared(), fresh("sse"));
+    let path = format!("/v1/demo/channels/{channel}/sse");
+    let mut stream = open_stream(node, &path, "Origin: https://a.example\r\n");
+    let head = read_stream(&mut stream, "\"connection.ready\"");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"), "{head}");
+    assert!(head.contains("access-control-allow-origin: https://a.example\r\n"));
+    node.post_text(&channel, "one");
+    let event = read_stream(&mut stream, "\"text\":\"one\"}\n\n");
+    let id = event.lines().find_map(|line| line.strip_prefix("id: ")).unwrap().to_owned();
+    assert!(id.ends_with(":1") && event.contains("event: message.new\ndata: {"), "{event}");
+    drop(stream);
+    node.post_text(&channel, "two");
+    let mut again = open_stream(node, &path, &format!("Last-Event-ID: {id}\r\n"));
+    let text = read_stream(&mut again, "\"text\":\"two\"}\n\n");
+    assert!(text.contains("\"recovered\":true") && !text.contains("\"text\":\"one\""), "{text}");
+    let mut bad = open_stream(node, &path, "Last-Event-ID: nonsense\r\n");
+    assert!(read_stream(&mut bad, "bad_position").starts_with("HTTP/1.1 400"));
+}
+
+#[test]
+fn a_browser_may_ask_whether_its_page_may_call() {
+    let (node, channel) = (shared(), fresh("cors"));
+    let path = format!("/v1/demo/channels/{channel}/messages");
+    let answer = node.http().request("OPTIONS", &path, "Origin: https://a.example\r\n", "");
+    assert_eq!((answer.status, answer.field("access-control-allow-origin")), (204, Some("https://a.example")));
+    let answer = node.http().request("GET", &path, "Origin: https://a.example\r\n", "");
+    assert_eq!((answer.status, answer.field("access-control-allow-origin")), (200, Some("https://a.example")));
+}

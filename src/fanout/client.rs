@@ -365,3 +365,13 @@ impl Client {
         usize::from(self.first.is_some()) + self.more.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_client_is_small() {
+        assert!(size_of::<Client>() <= 256, "{}", size_of::<Client>());
+    }
+}

@@ -355,14 +355,3 @@ fn a_node_that_is_not_there_is_told_as_failed_joins() {
     assert_eq!(report.posted.posts, 0, "nothing is posted to nobody");
     assert!(!report.faults().is_empty());
 }
-
-/// Not a test: a node to try the binary on, for the seconds in `FAKE_NODE_S`.
-#[test]
-#[ignore = "stands until its time is over"]
-fn a_fake_node_to_try_by_hand() {
-    let seconds = std::env::var("FAKE_NODE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
-    super::kernel::raise_descriptor_limit();
-    let fake = Fake::start(Fault::Count);
-    println!("http://{}", fake.addr);
-    std::thread::sleep(std::time::Duration::from_secs(seconds));
-}

@@ -3,11 +3,14 @@
 //!
 //! A failure names its seed; `RINGCAST_PROP_SEED=<seed>` runs that one alone.
 
+mod behind;
 mod group_commit;
 mod index_filter;
 mod outbox;
 mod rng;
 mod seating;
+#[path = "../stage/mod.rs"]
+mod stage;
 
 pub(crate) use rng::Rng;
 

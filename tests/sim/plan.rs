@@ -46,6 +46,8 @@ pub(crate) struct Plan {
     pub(crate) stalls: bool,
     /// A stored event does not reach a shard; in a thousand.
     pub(crate) losses: u64,
+    /// Cores take no events while a tick is half full, as the node's do.
+    pub(crate) waits_for_ticks: bool,
     pub(crate) retention: bool,
     pub(crate) resumes: bool,
     pub(crate) rkyv: bool,
@@ -148,6 +150,7 @@ impl Plan {
             events: random.pick(&[0, 10, 50]),
             faults: if retention { 0 } else { random.pick(&[0, 0, 100]) },
             stalls: random.chance(30),
+            waits_for_ticks: random.chance(50),
             losses: if retention { 0 } else { random.pick(&[0, 0, 20]) },
             retention,
             resumes: random.chance(75),

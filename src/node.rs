@@ -176,7 +176,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             notsent_lowat_bytes: config.notsent_lowat_bytes,
             user_timeout_ms: config.user_timeout_ms,
         };
-        let head_ms_max = config.head_timeout_ms;
+        let (head_ms_max, proxies) = (config.head_timeout_ms, config.proxies.clone());
         let core_failed = Arc::clone(&failed);
         let main = move || async move {
             let ended = shard_core::run(ShardCoreParts {
@@ -191,6 +191,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 reserve: credits,
                 guests_max,
                 head_ms_max,
+                proxies,
                 clock,
                 life: Arc::clone(&life),
             })

@@ -10,7 +10,7 @@
 //! | `check` | what two keys must fulfil together |
 //! | `apps`, `demo` | the tenants; the one that is there when none is configured |
 //! | `table`, `error` | the text of a file, read key by key; what a fault looks like |
-//! | `network`, `cores` | CIDR networks; which part runs on which core |
+//! | `cores` | which part runs on which core |
 
 mod apps;
 mod check;
@@ -18,7 +18,6 @@ pub mod cores;
 pub mod demo;
 mod error;
 mod keys;
-pub mod network;
 mod table;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,9 +25,9 @@ use std::path::{Path, PathBuf};
 
 pub use cores::Cores;
 pub use error::ConfigError;
-pub use network::Network;
 
 use crate::admission::{AppOptions, Apps};
+use crate::io::proxies::Proxies;
 use crate::orchestrator::OrchestratorOptions;
 use crate::shard::ShardOptions;
 use crate::store::OpenOptions;
@@ -78,8 +77,8 @@ pub struct Config {
     pub ring: RingSettings,
     /// The tenants as configured. Empty stands for the demo app, which [`Config::open_apps`] makes.
     pub apps: Vec<AppOptions>,
-    /// Networks whose addresses are not counted and not limited: proxies in front of the node. Loopback never is.
-    pub exempt: Vec<Network>,
+    /// Who in front of the node is believed about whom it speaks for.
+    pub proxies: Proxies,
 }
 
 /// What of a shard's ring may be chosen.
@@ -124,7 +123,7 @@ impl Default for Config {
             store: OpenOptions::default(),
             ring: RingSettings::default(),
             apps: Vec::new(),
-            exempt: Vec::new(),
+            proxies: Proxies::default(),
         }
     }
 }

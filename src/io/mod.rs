@@ -5,6 +5,7 @@
 //! anything awaited.
 
 pub mod admin;
+pub mod api;
 pub mod clock;
 pub mod committer;
 pub mod descriptors;
@@ -14,6 +15,7 @@ pub mod handoff;
 pub mod life;
 pub mod machine;
 pub mod orchestrator_core;
+pub mod proxies;
 pub mod requests;
 pub mod ring;
 pub mod shard_core;

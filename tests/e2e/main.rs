@@ -21,6 +21,7 @@ mod ends;
 mod frames;
 mod handshake;
 mod pressure;
+mod proxies;
 mod resume;
 mod rooms;
 mod starts;

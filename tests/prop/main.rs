@@ -6,6 +6,7 @@
 mod group_commit;
 mod index_filter;
 mod outbox;
+mod proxy_header;
 mod rng;
 mod seating;
 

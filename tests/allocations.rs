@@ -61,17 +61,7 @@ struct Stage {
 
 impl Stage {
     fn new(hasher: &TopicHasher) -> Self {
-        let app = AppOptions {
-            name: Name::new("demo").unwrap(),
-            server_key_hash: [0; 32],
-            token_keys: Vec::new(),
-            anonymous_read: true,
-            origins: Vec::new(),
-            loopback_only: false,
-            retention_days: 0,
-            retention_messages: 0,
-            message_bytes_max: 16 * 1024,
-        };
+        let app = AppOptions { anonymous_read: true, ..AppOptions::new(Name::new("demo").unwrap(), [0; 32]) };
         let options = ShardOptions { room_capacity: u32::MAX, ..ShardOptions::default() };
         let now = Now::default();
         let shard = Shard::new(options, Apps::new(vec![app]), hasher.clone(), now);

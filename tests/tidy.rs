@@ -60,6 +60,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("jsonwebtoken", &["admission/auth.rs"]),
     ("sha2", &["admission/auth.rs"]),
     ("subtle", &["admission/auth.rs"]),
+    ("aho_corasick", &["admission/blocklist.rs"]),
     ("cuckoofilter", &["fanout/filter.rs"]),
     ("hashbrown", &["fanout/index"]),
     ("crossbeam", &["post/mailbox.rs"]),

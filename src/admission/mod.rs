@@ -2,10 +2,14 @@
 //! slow mode, hook at the orchestrator. A draft flows in, the draft or a refusal flows out.
 
 pub mod auth;
+pub mod blocklist;
 pub mod rate;
 pub mod validate;
 
+use blocklist::Blocklist;
+
 use crate::base::{AppId, Name};
+use crate::wire::hook::HookUrl;
 use crate::wire::problem::Problem;
 
 /// One tenant, as configured.
@@ -30,6 +34,23 @@ pub struct AppOptions {
     pub retention_days: u32,
     /// All but the youngest so many messages of a channel go; 0 keeps them.
     pub retention_messages: u32,
+    /// Texts that are not allowed.
+    pub blocklist: Option<Blocklist>,
+    /// The app's own judge of messages.
+    pub hook: Option<HookOptions>,
+}
+
+/// The judge of an app.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookOptions {
+    /// Where it is.
+    pub url: HookUrl,
+    /// How long a message waits for its verdict, in milliseconds.
+    pub budget_ms: u32,
+    /// How long a verdict may take to come, in milliseconds; after the budget a no retracts what was stored.
+    pub late_ms: u32,
+    /// Without a verdict a message is stored; else it is refused.
+    pub fails_open: bool,
 }
 
 impl std::fmt::Debug for AppOptions {
@@ -71,6 +92,21 @@ impl Apps {
         self.apps.get(usize::from(id.0))
     }
 
+    /// Replaces lists of texts that are not allowed; an app that is not named keeps its own.
+    pub fn set_blocklists(&mut self, lists: &[(AppId, Blocklist)]) {
+        for (app, list) in lists {
+            if let Some(options) = self.apps.get_mut(usize::from(app.0)) {
+                options.blocklist = Some(list.clone());
+            }
+        }
+    }
+
+    /// The patterns of the longest list.
+    #[must_use]
+    pub fn blocklist_patterns(&self) -> usize {
+        self.apps.iter().filter_map(|app| app.blocklist.as_ref()).map(Blocklist::patterns).max().unwrap_or(0)
+    }
+
     /// All of them, in the order of the configuration.
     pub fn iter(&self) -> impl Iterator<Item = &AppOptions> {
         self.apps.iter()
@@ -83,6 +119,32 @@ impl Apps {
 }
 
 impl AppOptions {
+    /// An app that nobody may read without a token, from any page, and of which everything is kept.
+    #[must_use]
+    pub fn new(name: Name, server_key_hash: [u8; 32]) -> Self {
+        Self {
+            name,
+            server_key_hash,
+            token_keys: Vec::new(),
+            anonymous_read: false,
+            origins: Vec::new(),
+            loopback_only: false,
+            message_bytes_max: 16 * 1024,
+            retention_days: 0,
+            retention_messages: 0,
+            blocklist: None,
+            hook: None,
+        }
+    }
+
+    /// Checks what is posted against the texts that are not allowed.
+    ///
+    /// # Errors
+    /// 422 if it holds one of them.
+    pub fn check_words(&self, text: Option<&str>, data: Option<&str>) -> Result<(), Problem> {
+        self.blocklist.as_ref().map_or(Ok(()), |list| list.check(text, data))
+    }
+
     /// Checks the page that a browser's request comes from.
     ///
     /// # Errors

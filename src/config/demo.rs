@@ -37,16 +37,13 @@ pub(super) fn open(dir: &Path, message_bytes_max: u32) -> Result<AppOptions, Con
     let server_key = read(&key, SERVER_KEY_PREFIX)?;
     let token_key = TokenKey::hs256(None, read(&secret, "")?.as_bytes())
         .map_err(|why| ConfigError::file(&secret, "holds no secret", why))?;
+    let name = Name::new(NAME).map_err(|why| ConfigError::file(dir, NAME, why.to_string()))?;
     Ok(AppOptions {
-        name: Name::new(NAME).map_err(|why| ConfigError::file(dir, NAME, why.to_string()))?,
-        server_key_hash: hash_server_key(&server_key),
         token_keys: vec![token_key],
         anonymous_read: true,
-        origins: Vec::new(),
         loopback_only: true,
         message_bytes_max,
-        retention_days: 0,
-        retention_messages: 0,
+        ..AppOptions::new(name, hash_server_key(&server_key))
     })
 }
 

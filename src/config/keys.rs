@@ -98,6 +98,10 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("head_timeout_ms", 100..=10 * MINUTE_MS, &mut config.head_timeout_ms);
         t.number("body_bytes_max", KIB..=16 * MIB, &mut config.body_bytes_max);
     });
+    sheet.table("moderation", |t| {
+        t.number("patterns_max", 1..=1_000_000, &mut shard.patterns_max);
+        t.number("hooks_max", 1..=65_536, &mut orchestrator.hooks_max);
+    });
     sheet.table("proxies", |t| {
         t.flag("proxy_protocol", &mut config.proxies.proxy_protocol);
         networks(t, &mut config.proxies.networks);

@@ -26,7 +26,9 @@ use std::path::{Path, PathBuf};
 pub use cores::Cores;
 pub use error::ConfigError;
 
+use crate::admission::blocklist::Blocklist;
 use crate::admission::{AppOptions, Apps};
+use crate::base::Name;
 use crate::io::proxies::Proxies;
 use crate::orchestrator::OrchestratorOptions;
 use crate::shard::ShardOptions;
@@ -77,6 +79,8 @@ pub struct Config {
     pub ring: RingSettings,
     /// The tenants as configured. Empty stands for the demo app, which [`Config::open_apps`] makes.
     pub apps: Vec<AppOptions>,
+    /// The files of their blocklists, to be read again while the node runs.
+    pub blocklist_files: Vec<(Name, PathBuf)>,
     /// Who in front of the node is believed about whom it speaks for.
     pub proxies: Proxies,
 }
@@ -123,6 +127,7 @@ impl Default for Config {
             store: OpenOptions::default(),
             ring: RingSettings::default(),
             apps: Vec::new(),
+            blocklist_files: Vec::new(),
             proxies: Proxies::default(),
         }
     }
@@ -206,6 +211,21 @@ impl Config {
         self.shard.shards = shards;
         self.orchestrator.shards = shards;
         self.orchestrator.seating.shards = shards;
+    }
+
+    /// Reads every blocklist again. What cannot be read is told beside the others, which hold.
+    #[must_use]
+    pub fn read_blocklists(&self) -> (Vec<(Name, Blocklist)>, Vec<ConfigError>) {
+        let (mut lists, mut faults) = (Vec::new(), Vec::new());
+        for (app, file) in &self.blocklist_files {
+            match apps::blocklist(file, self.shard.patterns_max) {
+                Ok(list) => lists.push((app.clone(), list)),
+                Err(why) => {
+                    faults.push(ConfigError::file(file, format!("the blocklist of app {app} stays as it was"), why))
+                }
+            }
+        }
+        (lists, faults)
     }
 
     /// The tenants to start with: those of the configuration, or the demo app, whose keys are made in `data_dir` at the

@@ -12,6 +12,7 @@ pub mod descriptors;
 pub mod door;
 pub mod executor;
 pub mod handoff;
+pub mod hooks;
 pub mod life;
 pub mod machine;
 pub mod orchestrator_core;

@@ -245,6 +245,9 @@ impl Core {
             shard.on_sealed(now, &sealed);
         }
         more |= taken >= LETTERS_A_TURN;
+        if let Some(lists) = self.inbox.blocklists.pop() {
+            shard.set_blocklists(&lists);
+        }
         let placed = shard.partition().placed();
         if placed != self.placed {
             self.placed = placed;

@@ -42,10 +42,15 @@ impl Orchestrator {
         }
         match draft.target {
             None => {
-                // Last, so that nobody waits for a message that another rule refused.
+                // Last before the hook, so that nobody waits for a message that another rule refused.
                 let user = (!draft.by_server).then_some(draft.user_id.as_str());
                 self.limits.admit(now, &key_of(&draft.topic), user)?;
-                self.store(now, ticket, asker, draft)
+                let author = draft.author_to_forgive();
+                let judged = self.judge(now, ticket, asker, draft);
+                if let (Err(_), Some((key, user))) = (&judged, author) {
+                    self.limits.forgive(key, user);
+                }
+                judged
             }
             Some(id) => {
                 // Whose message is it, and is it still there?
@@ -65,12 +70,19 @@ impl Orchestrator {
             Err(error) => Err(store_problem(&error)),
             Ok(found) => may_change(&draft, found.as_deref()),
         };
-        if let Err(problem) = allowed.and_then(|()| self.store(now, ticket, asker, draft)) {
+        if let Err(problem) = allowed.and_then(|()| self.judge(now, ticket, asker, draft)) {
             self.answer(asker, ToShard::PostAnswer { ticket, answer: Err(problem) });
         }
     }
 
-    fn store(&mut self, now: Now, ticket: u64, asker: ShardId, draft: Draft) -> Result<(), Problem> {
+    /// Gives a draft to the store. `waits` is who is answered.
+    pub(super) fn store(
+        &mut self,
+        now: Now,
+        waits: Option<(ShardId, u64)>,
+        draft: Draft,
+        sequel: Sequel,
+    ) -> Result<(), Problem> {
         let author = if draft.by_server { "" } else { draft.user_id.as_str() };
         let slowed = !draft.by_server && draft.kind == EventKind::MessageNew;
         let event = NewEvent {
@@ -88,7 +100,7 @@ impl Orchestrator {
             client_id: draft.client_id,
         };
         self.group
-            .push(now, event, PostTag { asker, ticket, topic: draft.topic, slowed })
+            .push(now, event, PostTag { waits, sequel, topic: draft.topic, slowed })
             .map_err(|_| Problem::new(503, "busy", "too many messages are on their way").retry_after(1))
     }
 
@@ -101,9 +113,11 @@ impl Orchestrator {
     }
 
     /// The batch that was under way is durable, or is not.
-    pub fn on_committed(&mut self, _now: Now, result: Result<Vec<Appended>, StoreError>) {
+    pub fn on_committed(&mut self, now: Now, result: Result<Vec<Appended>, StoreError>) {
         for (event, tag, result) in self.group.on_committed(result) {
-            let PostTag { asker, ticket, topic, slowed } = tag;
+            let PostTag { waits, sequel, topic, slowed } = tag;
+            // What a hook judges is the message, not the event that changed it.
+            let target = event.target;
             let answer = match result {
                 Ok(Appended::New { position }) => {
                     let posted =
@@ -121,7 +135,24 @@ impl Orchestrator {
                     Err(store_problem(&error))
                 }
             };
-            self.answer(asker, ToShard::PostAnswer { ticket, answer });
+            match sequel {
+                Sequel::Nothing => {}
+                Sequel::TellHook(number) => {
+                    let message = answer.as_ref().ok().map(|posted| target.unwrap_or(posted.id));
+                    self.on_unjudged_stored(number, message);
+                }
+                Sequel::EndRetraction(number) => self.on_retraction_stored(now, number, answer.is_ok()),
+            }
+            if let Some((asker, ticket)) = waits {
+                self.answer(asker, ToShard::PostAnswer { ticket, answer });
+            }
+        }
+    }
+
+    /// A message that slow mode counted is not stored after all: its author need not wait for it.
+    pub(super) fn forgive(&mut self, draft: &Draft) {
+        if let Some((key, user)) = draft.author_to_forgive() {
+            self.limits.forgive(key, user);
         }
     }
 
@@ -173,6 +204,16 @@ impl Orchestrator {
         };
         self.answer(asker, ToShard::PageAnswer { ticket, answer });
     }
+}
+
+/// What follows when an event is durable, or is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sequel {
+    Nothing,
+    /// It went to the store without the verdict of this question.
+    TellHook(u64),
+    /// It retracts the message that this question was about.
+    EndRetraction(u64),
 }
 
 /// A draft whose message is looked for.

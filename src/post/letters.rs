@@ -123,6 +123,15 @@ pub struct Draft {
     pub by_server: bool,
 }
 
+impl Draft {
+    /// Whose wait for the next message is over if this one is not stored: slow mode counts the new messages of users.
+    #[must_use]
+    pub fn author_to_forgive(&self) -> Option<(ChannelKey, String)> {
+        let counts = !self.by_server && self.kind == EventKind::MessageNew;
+        counts.then(|| (ChannelKey::new(self.topic.app.clone(), self.topic.name.clone()), self.user_id.clone()))
+    }
+}
+
 /// A ban. There is one slot for each app, user and channel, and one for the user in the whole app.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ban {

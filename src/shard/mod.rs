@@ -25,9 +25,10 @@ pub use request::{ApiAnswer, ApiRequest, Outcome};
 pub use write::{Send, SendBatch, SendResult, Source};
 
 use crate::admission::Apps;
+use crate::admission::blocklist::Blocklist;
 use crate::admission::rate::{FixedWindow, RateOptions};
 use crate::base::alarm::Wheel;
-use crate::base::{Account, ChannelKey, ClientId, Gauge, Now, RoomCount, RoomReport, ShardId};
+use crate::base::{Account, AppId, ChannelKey, ClientId, Gauge, Now, RoomCount, RoomReport, ShardId};
 use crate::bus::Partition;
 use crate::fanout::client::{Client, Phase};
 use crate::fanout::index::{Index, IndexOptions, TopicNo};
@@ -86,6 +87,8 @@ pub struct ShardOptions {
     pub socket: SocketLimits,
     /// The subscription index.
     pub index: IndexOptions,
+    /// Patterns of one app's list of texts that are not allowed.
+    pub patterns_max: u32,
     /// The echo endpoint of conformance tests is there.
     pub echo: bool,
 }
@@ -113,6 +116,7 @@ impl Default for ShardOptions {
             address_rate: RateOptions { requests_max: 600, window_s: 60, keys_max: 100_000 },
             socket: SocketLimits::default(),
             index: IndexOptions::default(),
+            patterns_max: 10_000,
             echo: false,
         }
     }
@@ -292,6 +296,11 @@ impl Shard {
         self.busy_outside = busy;
     }
 
+    /// Lists of texts that are not allowed were read again.
+    pub fn set_blocklists(&mut self, lists: &[(AppId, Blocklist)]) {
+        self.apps.set_blocklists(lists);
+    }
+
     /// Connections here.
     #[must_use]
     pub fn connections(&self) -> u32 {
@@ -417,6 +426,7 @@ impl Shard {
             ("contexts", self.pool.gauge()),
             ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
             ("addresses", self.address_rate.gauge()),
+            ("patterns", Gauge::new(self.apps.blocklist_patterns() as u64, u64::from(self.options.patterns_max))),
         ]
     }
 

@@ -7,6 +7,7 @@ pub mod dialect;
 pub mod event;
 pub mod forwarded;
 pub mod frame;
+pub mod hook;
 pub mod http;
 pub mod posted_event;
 pub mod problem;

@@ -9,6 +9,7 @@
 #![allow(missing_docs, reason = "a test, not a library")]
 
 mod client;
+mod hook_server;
 mod node;
 
 mod access;
@@ -20,6 +21,7 @@ mod dialect;
 mod ends;
 mod frames;
 mod handshake;
+mod moderation;
 mod pressure;
 mod proxies;
 mod resume;

@@ -144,6 +144,7 @@ impl OrchestratorCore {
                 Action::Find { read, key, id } => self.disk.finds.push_back((read, key, id)),
                 Action::SaveBan { number, ban, lift } => self.disk.jobs.push_back(Job::SaveBan(number, ban, lift)),
                 Action::Chore(chore) => self.disk.jobs.push_back(Job::Chore(chore)),
+                Action::AskHook { .. } => unreachable!("no app has a hook here"),
                 Action::SaveRooms(changes) => self.disk.jobs.push_back(Job::SaveRooms(changes)),
             }
         }

@@ -96,6 +96,7 @@ impl Plan {
                 tags_max: 4,
                 filter: true,
             },
+            patterns_max: 100,
             echo: false,
         };
         let credits_max = random.between(2, 40) as u32;
@@ -119,6 +120,8 @@ impl Plan {
             user_rate: RateOptions { requests_max: random.pick(&[5, 1_000]), window_s: 2, keys_max: 100 },
             viewers_interval_ms: random.between(1_000, 3_000) as u32,
             retention: Vec::new(),
+            hooks: Vec::new(),
+            hooks_max: 0,
             seed: random.next_u64(),
         };
         let sizes = MailboxSizes {
@@ -164,15 +167,9 @@ impl Plan {
 /// The one tenant.
 pub(crate) fn apps() -> Apps {
     Apps::new(vec![AppOptions {
-        name: name(APP),
-        server_key_hash: hash_server_key("rk_simulated"),
         token_keys: vec![TokenKey::hs256(None, SECRET).expect("a key")],
         anonymous_read: true,
-        origins: Vec::new(),
-        loopback_only: false,
-        message_bytes_max: 16 * 1024,
-        retention_days: 0,
-        retention_messages: 0,
+        ..AppOptions::new(name(APP), hash_server_key("rk_simulated"))
     }])
 }
 

@@ -135,6 +135,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     let orchestrator_options = OrchestratorOptions {
         seed: random(),
         retention: retention.collect(),
+        quotas: apps.iter().map(|app| (app.name.clone(), app.quota)).collect(),
         hooks: apps.iter().map(|app| app.hook.as_ref().map(hook_rule)).collect(),
         ..config.orchestrator.clone()
     };

@@ -3,10 +3,12 @@
 
 pub mod auth;
 pub mod blocklist;
+pub mod quota;
 pub mod rate;
 pub mod validate;
 
 use blocklist::Blocklist;
+use quota::Quota;
 
 use crate::base::{AppId, Name};
 use crate::wire::hook::HookUrl;
@@ -34,6 +36,10 @@ pub struct AppOptions {
     pub retention_days: u32,
     /// All but the youngest so many messages of a channel go; 0 keeps them.
     pub retention_messages: u32,
+    /// How much of the node it may take.
+    pub quota: Quota,
+    /// So long after its token has run out a connection is closed, in seconds; `None` lets it read on.
+    pub token_grace_s: Option<u32>,
     /// Texts that are not allowed.
     pub blocklist: Option<Blocklist>,
     /// The app's own judge of messages.
@@ -64,26 +70,45 @@ impl std::fmt::Debug for AppOptions {
 #[derive(Clone, Debug, Default)]
 pub struct Apps {
     apps: Vec<AppOptions>,
+    /// Apps of other cells, and the address of each.
+    elsewhere: Vec<(Name, String)>,
 }
 
 impl Apps {
     /// The apps in the order of the configuration.
     #[must_use]
     pub fn new(apps: Vec<AppOptions>) -> Self {
-        Self { apps }
+        Self { apps, elsewhere: Vec::new() }
+    }
+
+    /// The same, knowing where the apps of other cells are.
+    #[must_use]
+    pub fn with_elsewhere(mut self, elsewhere: Vec<(Name, String)>) -> Self {
+        self.elsewhere = elsewhere;
+        self
     }
 
     /// Finds an app by name.
     ///
     /// # Errors
-    /// 404 if there is none.
+    /// 421 if it is on another cell, with that cell's address; 404 if there is none.
     pub fn find(&self, name: &str) -> Result<(AppId, &AppOptions), Problem> {
         // A node has a handful of apps; a walk over them is as fast as a map.
         self.apps
             .iter()
             .position(|app| app.name.as_str() == name)
             .map(|at| (AppId(at as u16), &self.apps[at]))
-            .ok_or_else(|| Problem::new(404, "unknown_app", format!("no app {name:?} on this node")))
+            .ok_or_else(|| self.missing(name))
+    }
+
+    fn missing(&self, name: &str) -> Problem {
+        let Some((app, address)) = self.elsewhere.iter().find(|(app, _)| app.as_str() == name) else {
+            return Problem::new(404, "unknown_app", format!("no app {name:?} on this node"));
+        };
+        // RFC 9110 §15.5.20: the client may ask again over a connection to the right place.
+        Problem::new(421, "wrong_cell", format!("app {name:?} is on the cell at {address}"))
+            .with_header("location", format!("{address}/v1/{app}"))
+            .with_member("cell", address.clone())
     }
 
     /// The app at this place.
@@ -132,6 +157,8 @@ impl AppOptions {
             message_bytes_max: 16 * 1024,
             retention_days: 0,
             retention_messages: 0,
+            quota: Quota::default(),
+            token_grace_s: None,
             blocklist: None,
             hook: None,
         }

@@ -10,6 +10,7 @@ use super::keys::MESSAGE_BYTES_MAX;
 use super::table::{Sheet, Table};
 use crate::admission::auth::TokenKey;
 use crate::admission::blocklist::Blocklist;
+use crate::admission::quota::Quota;
 use crate::admission::{AppOptions, HookOptions};
 use crate::base::Name;
 use crate::wire::hook::HookUrl;
@@ -20,6 +21,8 @@ const APPS_MAX: usize = 256;
 const RETENTION_DAYS_MAX: u64 = 36_500;
 const RETENTION_MESSAGES_MAX: u64 = 1_000_000_000;
 
+/// A day.
+const TOKEN_GRACE_S_MAX: u64 = 86_400;
 /// What a hook may take that says nothing else, in milliseconds: a round trip in a LAN and some thought.
 const HOOK_BUDGET_MS: u32 = 50;
 /// How long its verdict may take to come at all, in milliseconds.
@@ -57,6 +60,13 @@ fn app(t: &mut Table<'_, '_>, before: &[AppOptions], bytes_max: u32) -> Option<A
     t.number("message_bytes_max", 1..=u64::from(bytes_max), &mut message_bytes_max);
     t.number("retention_days", 0..=RETENTION_DAYS_MAX, &mut retention_days);
     t.number("retention_messages", 0..=RETENTION_MESSAGES_MAX, &mut retention_messages);
+    let mut quota = Quota::default();
+    t.number("connections_max", 0..=u64::from(u32::MAX), &mut quota.connections_max);
+    t.number("channels_max", 0..=u64::from(u32::MAX), &mut quota.channels_max);
+    t.number("messages_per_s", 0..=1_000_000, &mut quota.messages_per_s);
+    t.number("queued_bytes_max", 0..=u64::from(u32::MAX), &mut quota.queued_bytes_max);
+    let mut token_grace_s = None;
+    t.optional("token_grace_s", 0..=TOKEN_GRACE_S_MAX, &mut token_grace_s);
     let mut token_keys: Vec<TokenKey> = Vec::new();
     t.tables("token_key", |t| {
         if let Some(key) = token_key(t, &token_keys) {
@@ -102,6 +112,8 @@ fn app(t: &mut Table<'_, '_>, before: &[AppOptions], bytes_max: u32) -> Option<A
         message_bytes_max,
         retention_days,
         retention_messages,
+        quota,
+        token_grace_s,
         ..AppOptions::new(name, server_key_hash)
     })
 }

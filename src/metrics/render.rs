@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use crate::base::{Class, Gauge};
+use crate::base::{Class, Gauge, Name};
 use crate::post::report::{Report, Stages};
 
 /// What the orchestrator says of itself.
@@ -13,6 +13,8 @@ use crate::post::report::{Report, Stages};
 pub struct Own {
     /// Bounded things: name, used, limit.
     pub gauges: Vec<(&'static str, Gauge)>,
+    /// Bounded things of apps: name, app, used, limit.
+    pub of_apps: Vec<(&'static str, Name, Gauge)>,
     /// Counters from the start of the process: name, what it counts, count.
     pub counters: Vec<(&'static str, &'static str, u64)>,
     /// Events dropped at a full mailbox.
@@ -45,6 +47,9 @@ pub fn render(reports: &[Option<Report>], own: &Own) -> String {
         }
         for (what, gauge) in &own.gauges {
             line(&mut out, name, &format!("what=\"{what}\",shard=\"orchestrator\""), pick(gauge));
+        }
+        for (what, app, gauge) in &own.of_apps {
+            line(&mut out, name, &format!("what=\"{what}\",app=\"{app}\",shard=\"orchestrator\""), pick(gauge));
         }
     }
     out
@@ -153,10 +158,12 @@ mod tests {
         };
         let own = Own {
             gauges: vec![("posts", Gauge::new(0, 9))],
+            of_apps: vec![("app_channels", Name::new("shop").unwrap(), Gauge::new(1, 2))],
             counters: vec![("hook_asked", "Questions", 5)],
             ..Own::default()
         };
         let text = render(&[None, Some(report)], &own);
+        assert!(text.contains("ringcast_used{what=\"app_channels\",app=\"shop\",shard=\"orchestrator\"} 1\n"));
         assert!(text.contains(
             "# TYPE ringcast_hook_asked_total counter\nringcast_hook_asked_total{shard=\"orchestrator\"} 5\n"
         ));

@@ -20,8 +20,9 @@ pub use upkeep::RetentionRule;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::admission::quota::{Quota, Quotas};
 use crate::admission::rate::{FixedWindow, RateOptions};
-use crate::base::{AppId, ChannelKey, Gauge, Now, RoomChange, RoomId, ShardId, Ulid};
+use crate::base::{AppId, ChannelKey, Gauge, Name, Now, RoomChange, RoomId, ShardId, Ulid};
 use crate::metrics::render::Own;
 use crate::post::letters::{AddressKey, Ban, ToOrchestrator, ToShard};
 use crate::post::report::Report;
@@ -51,6 +52,8 @@ pub struct OrchestratorOptions {
     pub viewers_interval_ms: u32,
     /// What is kept of each app's messages; an app without a rule keeps all.
     pub retention: Vec<RetentionRule>,
+    /// The apps by their place in the configuration, and how much of the node each may take.
+    pub quotas: Vec<(Name, Quota)>,
     /// How the messages of each app are judged, by its place in the configuration.
     pub hooks: Vec<Option<HookRule>>,
     /// Messages that are being judged at a time, of all apps.
@@ -70,6 +73,7 @@ impl Default for OrchestratorOptions {
             user_rate: RateOptions { requests_max: 120, window_s: 60, keys_max: 100_000 },
             viewers_interval_ms: 5_000,
             retention: Vec::new(),
+            quotas: Vec::new(),
             hooks: Vec::new(),
             hooks_max: 256,
             seed: 0,
@@ -144,7 +148,10 @@ struct PostTag {
     /// The shard and its ticket; nobody waits for a retraction of the node's own.
     waits: Option<(ShardId, u64)>,
     sequel: publish::Sequel,
+    app: AppId,
     topic: Topic,
+    /// Text and data, which are counted under the app.
+    bytes: u32,
     /// It is a message of a user, who waits for the next one where slow mode says so.
     slowed: bool,
 }
@@ -174,6 +181,7 @@ pub struct Orchestrator {
     limits: limits::Limits,
     gatherings: gathering::Gatherings,
     hooks: hook::Hooks,
+    quotas: Quotas,
     next_read: u64,
     next_id: u64,
     /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
@@ -214,6 +222,7 @@ impl Orchestrator {
             limits: limits::Limits::default(),
             gatherings: gathering::Gatherings::default(),
             hooks: hook::Hooks::default(),
+            quotas: Quotas::new(options.quotas.iter().map(|(_, quota)| *quota)),
             next_read: 1,
             next_id: 1,
             published: vec![0; shards],
@@ -245,13 +254,13 @@ impl Orchestrator {
     /// A letter of a shard came.
     pub fn on_letter(&mut self, now: Now, letter: ToOrchestrator) {
         match letter {
-            ToOrchestrator::AskSeat { ticket, asker, channel, user, address, attempt, refused, here } => {
-                let ask = join::SeatAsk { asker, channel, user, address, attempt, refused, here };
+            ToOrchestrator::AskSeat { ticket, asker, app, first, channel, user, address, attempt, refused, here } => {
+                let ask = join::SeatAsk { asker, app, first, channel, user, address, attempt, refused, here };
                 let answer = self.seat(now, &ask);
                 self.answer(asker, ToShard::SeatAnswer { ticket, answer });
             }
             ToOrchestrator::GiveBack { asker, number } => self.seating.give_back(asker, number),
-            ToOrchestrator::Released(addresses) => self.release(&addresses),
+            ToOrchestrator::Released { addresses, apps } => self.release(&addresses, &apps),
             ToOrchestrator::Post { ticket, asker, draft } => self.post(now, ticket, asker, *draft),
             ToOrchestrator::Publish { ticket, asker, sealed } => {
                 let answer = self.publish_critical(sealed);
@@ -294,12 +303,6 @@ impl Orchestrator {
     /// An ephemeral event found its partition's mailbox full and was dropped.
     pub fn count_lost_before_fanout(&mut self) {
         self.lost_before_fanout += 1;
-    }
-
-    /// Ephemeral events of the orchestrator that were dropped at a full mailbox.
-    #[must_use]
-    pub fn lost_before_fanout(&self) -> u64 {
-        self.lost_before_fanout
     }
 
     /// Nothing that was taken waits for the store any more.
@@ -353,6 +356,7 @@ impl Orchestrator {
         let [asked, unjudged, retracted] = self.hooks.counts();
         Own {
             gauges: self.gauges(),
+            of_apps: self.app_gauges(),
             counters: vec![
                 ("hook_asked", "Messages that a hook was asked about", asked),
                 ("hook_unjudged", "Messages that got no verdict within their budget", unjudged),
@@ -360,6 +364,15 @@ impl Orchestrator {
             ],
             lost_before_fanout: self.lost_before_fanout,
         }
+    }
+
+    fn app_gauges(&self) -> Vec<(&'static str, Name, Gauge)> {
+        let apps = self.options.quotas.iter().map(|(name, _)| name).enumerate();
+        let rows = apps.flat_map(|(at, name)| {
+            let gauges = self.quotas.gauges(at, self.seating.channels_of(name));
+            gauges.map(|(what, gauge)| (what, name.clone(), gauge))
+        });
+        rows.collect()
     }
 
     fn credits(&self) -> Gauge {

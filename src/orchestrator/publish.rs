@@ -37,6 +37,7 @@ impl Orchestrator {
             let detail = format!("at most {max} messages in {} s; 0 remain", self.options.user_rate.window_s);
             return Err(Problem::new(429, "user_over_rate", detail).retry_after(retry_after_s));
         }
+        self.quotas.post(now, draft.app)?;
         if self.credits().is_full() {
             return Err(Problem::new(503, "busy", "too many messages are on their way").retry_after(1));
         }
@@ -83,6 +84,8 @@ impl Orchestrator {
         draft: Draft,
         sequel: Sequel,
     ) -> Result<(), Problem> {
+        let (app, bytes) = (draft.app, draft.bytes());
+        self.quotas.enqueue(app, bytes)?;
         let author = if draft.by_server { "" } else { draft.user_id.as_str() };
         let slowed = !draft.by_server && draft.kind == EventKind::MessageNew;
         let event = NewEvent {
@@ -99,9 +102,10 @@ impl Orchestrator {
             detail: draft.detail,
             client_id: draft.client_id,
         };
-        self.group
-            .push(now, event, PostTag { waits, sequel, topic: draft.topic, slowed })
-            .map_err(|_| Problem::new(503, "busy", "too many messages are on their way").retry_after(1))
+        self.group.push(now, event, PostTag { waits, sequel, app, topic: draft.topic, bytes, slowed }).map_err(|_| {
+            self.quotas.dequeue(app, bytes);
+            Problem::new(503, "busy", "too many messages are on their way").retry_after(1)
+        })
     }
 
     fn new_id(&mut self, now: Now) -> Ulid {
@@ -115,7 +119,8 @@ impl Orchestrator {
     /// The batch that was under way is durable, or is not.
     pub fn on_committed(&mut self, now: Now, result: Result<Vec<Appended>, StoreError>) {
         for (event, tag, result) in self.group.on_committed(result) {
-            let PostTag { waits, sequel, topic, slowed } = tag;
+            let PostTag { waits, sequel, app, topic, bytes, slowed } = tag;
+            self.quotas.dequeue(app, bytes);
             // What a hook judges is the message, not the event that changed it.
             let target = event.target;
             let answer = match result {
@@ -292,5 +297,93 @@ pub(super) fn store_problem(error: &StoreError) -> Problem {
         StoreError::Busy => Problem::new(503, "store_busy", error.to_string()).retry_after(1),
         StoreError::Io(_) => Problem::new(503, "store_failed", error.to_string()).retry_after(1),
         StoreError::Corrupt(_) | StoreError::Refused(_) => Problem::new(500, "store_refused", error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::quota::Quota;
+    use crate::base::AppId;
+    use crate::orchestrator::OrchestratorOptions;
+    use crate::post::letters::ToOrchestrator;
+    use crate::store::{Batch, Memory, Store};
+    use crate::wire::topic::{Scope, TopicHasher};
+
+    fn letter(app: u16, ticket: u64, bytes: usize) -> ToOrchestrator {
+        let name = |text: &str| Name::new(text).unwrap();
+        let app_name = if app == 0 { "small" } else { "large" };
+        let draft = Draft {
+            kind: EventKind::MessageNew,
+            target: None,
+            detail: None,
+            app: AppId(app),
+            topic: TopicHasher::new(1).topic(Scope::Channel, &name(app_name), &name("a")),
+            user_id: String::new(),
+            user_name: String::new(),
+            text: Some("x".repeat(bytes)),
+            data: None,
+            client_id: None,
+            idempotency_key: None,
+            by_server: true,
+        };
+        ToOrchestrator::Post { ticket, asker: ShardId(0), draft: Box::new(draft) }
+    }
+
+    type Answers = Vec<(u64, Result<u64, &'static str>)>;
+
+    /// Answers that have come, and the batch that waits for the disk.
+    fn run(node: &mut Orchestrator, now: Now) -> (Answers, Option<Batch>) {
+        let (mut answers, mut waiting) = (Vec::new(), None);
+        while let Some(action) = node.poll_action(now) {
+            match action {
+                Action::Answer { letter: ToShard::PostAnswer { ticket, answer }, .. } => {
+                    answers.push((ticket, answer.map(|posted| posted.seq).map_err(|problem| problem.code)));
+                }
+                Action::Commit(batch) => waiting = Some(batch),
+                _ => {}
+            }
+        }
+        (answers, waiting)
+    }
+
+    #[test]
+    fn bytes_of_one_app_that_wait_for_the_disk_hold_up_no_other() {
+        let quota = Quota { queued_bytes_max: 100, ..Quota::default() };
+        let name = |text: &str| Name::new(text).unwrap();
+        let quotas = vec![(name("small"), quota), (name("large"), Quota::default())];
+        let options = OrchestratorOptions { quotas, ..OrchestratorOptions::default() };
+        let now = Now::default();
+        let mut node = Orchestrator::new(options, TopicHasher::new(1), [], [], now);
+        let mut store = Memory::new(1);
+        node.on_letter(now, letter(0, 1, 60));
+        let (answers, batch) = run(&mut node, now);
+        assert!(answers.is_empty());
+        for (app, ticket, bytes) in [(0, 2, 40), (0, 3, 1), (1, 4, 10_000), (1, 5, 10_000)] {
+            node.on_letter(now, letter(app, ticket, bytes));
+        }
+        assert_eq!(run(&mut node, now).0, [(3, Err("app_queue_full"))]);
+        let of_app = |node: &Orchestrator| node.own_metrics().of_apps;
+        assert_eq!(of_app(&node), [("app_queued_bytes", name("small"), crate::base::Gauge::new(100, 100))]);
+        let mut batch = batch;
+        let mut answers = Vec::new();
+        while let Some(events) = batch.take() {
+            let result = store.commit(0, events.events());
+            drop(events);
+            node.on_committed(now, result);
+            let (more, next) = run(&mut node, now);
+            answers.extend(more);
+            batch = next;
+        }
+        answers.sort_unstable();
+        assert_eq!(answers, [(1, Ok(1)), (2, Ok(2)), (4, Ok(1)), (5, Ok(2))]);
+        assert_eq!(of_app(&node)[0].2.used, 0);
+        // A commit that fails gives the bytes back as well.
+        node.on_letter(now, letter(0, 6, 100));
+        let (_, batch) = run(&mut node, now);
+        drop(batch);
+        node.on_committed(now, Err(StoreError::Full));
+        assert_eq!(run(&mut node, now).0, [(6, Err("disk_full"))]);
+        assert_eq!(of_app(&node)[0].2.used, 0);
     }
 }

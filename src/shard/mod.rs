@@ -178,8 +178,8 @@ pub enum Action {
 enum Pending {
     /// A socket that waits for a seat.
     Join(Box<JoinSpec>),
-    /// A socket that went away while it waited, and the address that the answer will tell to be counted or not.
-    Left(Option<AddressKey>),
+    /// A socket that went away while it waited, with the app and the address that the answer will tell to be counted or not.
+    Left(AppId, Option<AddressKey>),
     /// A connection that subscribes to a further channel.
     Subscribe { client: ClientId, want: Box<join::Want> },
     /// A message that a client posted.
@@ -237,6 +237,7 @@ pub struct Shard {
     retry_heads: Vec<TopicNo>,
     retry_resumes: Vec<(ClientId, TopicNo)>,
     released: BTreeMap<AddressKey, u32>,
+    released_apps: BTreeMap<AppId, u32>,
     processed: Vec<u64>,
     emptied: BTreeSet<(ChannelKey, u32)>,
     report_at_ms: Option<u64>,
@@ -276,6 +277,7 @@ impl Shard {
             retry_heads: Vec::new(),
             retry_resumes: Vec::new(),
             released: BTreeMap::new(),
+            released_apps: BTreeMap::new(),
             emptied: BTreeSet::new(),
             report_at_ms: None,
             draining: None,

@@ -67,7 +67,7 @@ impl From<Problem> for ApiAnswer {
         if let Some(seconds) = problem.retry_after_s {
             fields.push(("retry-after", seconds.to_string()));
         }
-        fields.extend(problem.header.clone());
+        fields.extend(problem.header.as_deref().cloned());
         Self { status: problem.status, content_type: "application/problem+json", body: problem.body(), fields }
     }
 }

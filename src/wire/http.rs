@@ -457,7 +457,7 @@ mod tests {
         for version in ["", "\r\nSec-WebSocket-Version: 8"] {
             let problem = upgrade(&format!("Upgrade: websocket\r\nConnection: Upgrade{version}")).unwrap_err();
             assert_eq!(problem.status, 426);
-            assert_eq!(problem.header, Some(("sec-websocket-version", "13".into())));
+            assert_eq!(*problem.header.unwrap(), ("sec-websocket-version", "13".into()));
         }
     }
 

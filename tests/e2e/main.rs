@@ -27,3 +27,5 @@ mod proxies;
 mod resume;
 mod rooms;
 mod starts;
+mod tenants;
+mod tokens;

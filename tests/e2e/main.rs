@@ -14,6 +14,8 @@ mod node;
 
 mod access;
 mod api;
+mod backend;
+mod ceilings;
 mod changes;
 mod commands;
 mod crash;

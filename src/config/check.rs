@@ -17,6 +17,10 @@ pub(super) fn check(config: &Config, notes: &mut Notes) {
     if config.listen == config.admin && config.listen.port() != 0 {
         refuse(notes, ["node.admin", "node.listen"], "node.listen and node.admin must differ");
     }
+    if config.proxies.proxy_protocol && config.proxies.networks.is_empty() {
+        let why = "proxies.networks is empty, so nobody's header would be believed: list the proxies";
+        refuse(notes, ["proxies.proxy_protocol", "proxies.networks"], why);
+    }
     let outbox = &shard.outbox;
     let slice = shard.tick_bytes_max.max(shard.write_bytes);
     let mut at_least = |key: &str, value: u64, than: &str, least: u64, why: &str| {
@@ -145,6 +149,7 @@ mod tests {
             ("[ring]\ncq_entries = 128", 2, "ring.cq_entries = 128"),
             ("[ring]\nsq_entries = 32", 2, "ring.sq_entries = 32"),
             ("[drain]\ndeadline_ms = 100", 2, "drain.deadline_ms = 100"),
+            ("[proxies]\nproxy_protocol = true", 2, "proxies.proxy_protocol = true"),
             ("[node]\nadmin = \"127.0.0.1:8080\"", 2, "node.admin = \"127.0.0.1:8080\""),
         ] {
             let error = load(text).unwrap_err();

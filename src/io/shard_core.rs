@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,13 +13,15 @@ use std::time::Duration;
 
 use glommio::{TaskQueueHandle, spawn_local_into, yield_if_needed};
 
+use super::api;
 use super::clock::Clock;
 use super::descriptors;
 use super::door::{Door, Waiting};
 use super::executor::http_queue;
 use super::handoff::{EventDoors, Handoff, OrchestratorDoors, ShardDoors, ShardInbox};
 use super::life::Life;
-use super::requests::{Requests, api_request, preflight};
+use super::proxies::Proxies;
+use super::requests::Requests;
 use super::ring::{Greeting, RingEvent, SendOutcome, SocketId, SocketRing};
 use super::socket::{self, SocketOptions};
 use super::wait::{LocalBell, sleep_until_work};
@@ -27,7 +30,7 @@ use super::{machine, ring};
 use crate::base::{ClientId, Now, ShardId};
 use crate::post::letters::ToOrchestrator;
 use crate::post::report::Turns;
-use crate::shard::{Action, Origin, Outcome, SendBatch, SendResult, Shard};
+use crate::shard::{Action, Outcome, SendBatch, SendResult, Shard};
 use crate::wire::http::Head;
 use crate::wire::problem::Problem;
 use crate::wire::topic::partition;
@@ -69,6 +72,8 @@ pub struct ShardCoreParts {
     pub guests_max: usize,
     /// How long a head may take, in milliseconds.
     pub head_ms_max: u32,
+    /// Who in front of the node is believed.
+    pub proxies: Proxies,
     /// The node's clock.
     pub clock: Clock,
     /// The node's life.
@@ -87,6 +92,7 @@ struct Core {
     web: WebOptions,
     reserve: usize,
     door: Door,
+    proxies: Rc<Proxies>,
     clock: Clock,
     life: Arc<Life>,
     bell: Rc<LocalBell>,
@@ -108,8 +114,8 @@ struct Core {
     turns: Turns,
 }
 
-/// An HTTP connection that turned out to be an upgrade, and what was read of its head.
-type Returned = (OwnedFd, Vec<u8>);
+/// An HTTP connection that turned out to be an upgrade, what was read of its head, and who is at its other end.
+type Returned = (OwnedFd, Vec<u8>, Option<IpAddr>);
 
 /// What the ring said in one turn, to be dealt with after it.
 enum Heard {
@@ -129,6 +135,7 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
     let bell = Rc::new(LocalBell::default());
     descriptors::watch(&eventfd, &bell)?;
     let shards = parts.shards.len();
+    let proxies = Rc::new(parts.proxies);
     let mut core = Core {
         id: parts.shard.options().id,
         shard: Rc::new(RefCell::new(parts.shard)),
@@ -140,7 +147,8 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         socket: parts.socket,
         web: parts.web,
         reserve: parts.reserve,
-        door: Door::new(parts.guests_max, parts.head_ms_max),
+        door: Door::new(parts.guests_max, parts.head_ms_max, Rc::clone(&proxies)),
+        proxies,
         clock: parts.clock,
         life: parts.life,
         bell,
@@ -250,6 +258,9 @@ impl Core {
             shard.on_sealed(now, &sealed);
         }
         more |= taken >= LETTERS_A_TURN;
+        if let Some(lists) = self.inbox.blocklists.pop() {
+            shard.set_blocklists(&lists);
+        }
         let placed = shard.partition().placed();
         if placed != self.placed {
             self.placed = placed;
@@ -304,8 +315,8 @@ impl Core {
 
     /// HTTP connections on which an upgrade came stand at the door again.
     fn take_returned(&mut self, now: Now) {
-        for (fd, head) in self.returned.take() {
-            if let Some(key) = self.door.enter(now, fd) {
+        for (fd, head, source) in self.returned.take() {
+            if let Some(key) = self.door.enter_again(now, fd, source) {
                 self.on_greeting(now, key, &head);
             }
         }
@@ -323,16 +334,15 @@ impl Core {
             // It has its answer.
             Err(_) => return,
         };
-        let from = Origin {
-            address: arrived.address.and_then(socket::address_key),
-            loopback: arrived.address.is_some_and(|address| address.is_loopback()),
-        };
         let seated = match &arrived.head {
-            Head::Upgrade(upgrade) => self.shard.borrow_mut().on_upgrade(now, upgrade, from),
+            Head::Upgrade(upgrade) => {
+                let from = self.proxies.origin(arrived.source, &upgrade.forwarded_for);
+                from.and_then(|from| self.shard.borrow_mut().on_upgrade(now, upgrade, from))
+            }
             Head::Echo { accept } if self.shard.borrow().options().echo => self.shard.borrow_mut().on_echo(now, accept),
             Head::Echo { .. } => Err(Problem::new(404, "not_found", "this node has no echo endpoint")),
             Head::Other => {
-                self.serve_http(now, arrived.waiting, from);
+                self.serve_http(now, arrived.waiting, arrived.source);
                 return;
             }
         };
@@ -345,7 +355,7 @@ impl Core {
         }
     }
 
-    fn serve_http(&mut self, now: Now, waiting: Waiting, from: Origin) {
+    fn serve_http(&mut self, now: Now, waiting: Waiting, source: Option<IpAddr>) {
         if self.http_connections.get() >= self.http_max {
             let problem = Problem::new(503, "busy", "too many HTTP connections on this core").retry_after(1);
             self.door.refuse(now, waiting.fd, &problem);
@@ -356,14 +366,20 @@ impl Core {
         count.set(count.get() + 1);
         let (shard, requests, bell, clock) =
             (Rc::clone(&self.shard), Rc::clone(&self.requests), Rc::clone(&self.bell), self.clock);
+        let proxies = Rc::clone(&self.proxies);
         let handler = move |request: WholeRequest| {
             let (shard, requests, bell) = (Rc::clone(&shard), Rc::clone(&requests), Rc::clone(&bell));
+            let proxies = Rc::clone(&proxies);
             async move {
                 let cors = shard.borrow().cors_origin(request.head.uri.path(), request.field("origin"));
-                if let (Some(origin), true) = (&cors, request.head.method == hyper::Method::OPTIONS) {
-                    return preflight(origin);
+                if let Some(answer) = api::preflight(&request, cors.as_deref()) {
+                    return answer;
                 }
-                let outcome = shard.borrow_mut().on_request(clock.now(), &api_request(&request, from));
+                let from = match proxies.origin(source, &request.forwarded_for()) {
+                    Ok(from) => from,
+                    Err(problem) => return problem.into(),
+                };
+                let outcome = shard.borrow_mut().on_request(clock.now(), &api::request(&request, from));
                 // Whatever it wants done, the loop does.
                 bell.ring();
                 let mut answer = match outcome {
@@ -384,7 +400,7 @@ impl Core {
             if let Some((stream, head)) = upgrade
                 && let Ok(fd) = descriptors::back(stream)
             {
-                returned.borrow_mut().push((fd, head));
+                returned.borrow_mut().push((fd, head, source));
                 bell.ring();
             }
         };

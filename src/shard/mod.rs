@@ -25,9 +25,10 @@ pub use request::{ApiAnswer, ApiRequest, Outcome};
 pub use write::{Send, SendBatch, SendResult, Source};
 
 use crate::admission::Apps;
+use crate::admission::blocklist::Blocklist;
 use crate::admission::rate::{FixedWindow, RateOptions};
 use crate::base::alarm::Wheel;
-use crate::base::{Account, ChannelKey, ClientId, Gauge, Now, RoomCount, RoomReport, ShardId};
+use crate::base::{Account, AppId, ChannelKey, ClientId, Gauge, Now, RoomCount, RoomReport, ShardId};
 use crate::bus::Partition;
 use crate::fanout::client::{Client, Phase};
 use crate::fanout::index::{Index, IndexOptions, TopicNo};
@@ -86,6 +87,8 @@ pub struct ShardOptions {
     pub socket: SocketLimits,
     /// The subscription index.
     pub index: IndexOptions,
+    /// Patterns of one app's list of texts that are not allowed.
+    pub patterns_max: u32,
     /// The echo endpoint of conformance tests is there.
     pub echo: bool,
 }
@@ -113,6 +116,7 @@ impl Default for ShardOptions {
             address_rate: RateOptions { requests_max: 600, window_s: 60, keys_max: 100_000 },
             socket: SocketLimits::default(),
             index: IndexOptions::default(),
+            patterns_max: 10_000,
             echo: false,
         }
     }
@@ -174,8 +178,8 @@ pub enum Action {
 enum Pending {
     /// A socket that waits for a seat.
     Join(Box<JoinSpec>),
-    /// A socket that went away while it waited, and the address that the answer will tell to be counted or not.
-    Left(Option<AddressKey>),
+    /// A socket that went away while it waited, with the app and the address that the answer will tell to be counted or not.
+    Left(AppId, Option<AddressKey>),
     /// A connection that subscribes to a further channel.
     Subscribe { client: ClientId, want: Box<join::Want> },
     /// A message that a client posted.
@@ -235,6 +239,7 @@ pub struct Shard {
     retry_heads: Vec<TopicNo>,
     retry_resumes: Vec<(ClientId, TopicNo)>,
     released: BTreeMap<AddressKey, u32>,
+    released_apps: BTreeMap<AppId, u32>,
     processed: Vec<u64>,
     emptied: BTreeSet<(ChannelKey, u32)>,
     report_at_ms: Option<u64>,
@@ -275,6 +280,7 @@ impl Shard {
             retry_heads: Vec::new(),
             retry_resumes: Vec::new(),
             released: BTreeMap::new(),
+            released_apps: BTreeMap::new(),
             emptied: BTreeSet::new(),
             report_at_ms: None,
             draining: None,
@@ -293,6 +299,11 @@ impl Shard {
     /// The orchestrator's mailbox is full, or is not any more: meanwhile joins and posts are refused with 503.
     pub fn set_busy_outside(&mut self, busy: bool) {
         self.busy_outside = busy;
+    }
+
+    /// Lists of texts that are not allowed were read again.
+    pub fn set_blocklists(&mut self, lists: &[(AppId, Blocklist)]) {
+        self.apps.set_blocklists(lists);
     }
 
     /// Connections here.
@@ -428,6 +439,7 @@ impl Shard {
             ("contexts", self.pool.gauge()),
             ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
             ("addresses", self.address_rate.gauge()),
+            ("patterns", Gauge::new(self.apps.blocklist_patterns() as u64, u64::from(self.options.patterns_max))),
         ]
     }
 

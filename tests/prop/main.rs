@@ -7,6 +7,7 @@ mod behind;
 mod group_commit;
 mod index_filter;
 mod outbox;
+mod proxy_header;
 mod rng;
 mod seating;
 #[path = "../stage/mod.rs"]

@@ -15,6 +15,7 @@ mod join;
 mod limits;
 mod receive;
 mod request;
+mod subscribe;
 mod sweep;
 mod write;
 
@@ -177,7 +178,7 @@ enum Pending {
     /// A socket that went away while it waited, and the address that the answer will tell to be counted or not.
     Left(Option<AddressKey>),
     /// A connection that subscribes to a further channel.
-    Subscribe { client: ClientId, want: Box<join::Want> },
+    Subscribe { client: ClientId, want: Box<subscribe::Want> },
     /// A message that a client posted.
     Message { client: ClientId, id: Option<String>, client_id: Option<String> },
     /// A page that a client asked for.

@@ -4,7 +4,8 @@
 //! answered and counted, and more than 20 bad commands a minute end the connection.
 
 use super::deliver::entry;
-use super::join::{Want, no_right, show_conn};
+use super::join::{no_right, show_conn};
+use super::subscribe::Want;
 use super::write::NO_CHANNEL;
 use super::{Action, Pending, Shard};
 use crate::base::{Class, ClientId, Name, Now};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::base::ShardId;
 use crate::post::letters::{Seat, ToOrchestrator, ToShard};
 use crate::post::mailbox::{Doorbell, Receiver, Sender, mailbox};
+use crate::post::presence::{PresenceDoors, ToPresence};
 use crate::post::report::Report;
 use crate::store::chore::ChoreDone;
 use crate::store::{Appended, Page, StoreError, StoredEvent};
@@ -34,6 +35,8 @@ pub struct MailboxSizes {
     pub seats: usize,
     /// Events to one shard, and to one partition; more than the orchestrator's credits.
     pub events: usize,
+    /// Letters about presence to one partition.
+    pub presence: usize,
     /// Letters to the orchestrator.
     pub orchestrator: usize,
 }
@@ -49,6 +52,8 @@ pub struct ShardDoors {
     pub events: Sender<Sealed>,
     /// Events that this shard's partition gives their order.
     pub partition: Sender<Sealed>,
+    /// What shards hold of the channels whose partition this shard is, and questions about them.
+    pub presence: Sender<ToPresence>,
 }
 
 /// The receiving ends of one shard.
@@ -64,13 +69,19 @@ pub struct ShardInbox {
     pub events: Receiver<Sealed>,
     /// See [`ShardDoors`].
     pub partition: Receiver<Sealed>,
+    /// See [`ShardDoors`].
+    pub presence: Receiver<ToPresence>,
 }
 
 impl ShardInbox {
     /// Nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.answers.is_empty() && self.seats.is_empty() && self.events.is_empty() && self.partition.is_empty()
+        self.answers.is_empty()
+            && self.seats.is_empty()
+            && self.events.is_empty()
+            && self.partition.is_empty()
+            && self.presence.is_empty()
     }
 }
 
@@ -156,13 +167,15 @@ impl PostOffice {
             let (seats_in, seats) = mailbox(sizes.seats, &own);
             let (events_in, events) = mailbox(sizes.events, &own);
             let (partition_in, partition) = mailbox(sizes.events, &own);
+            let (presence_in, presence) = mailbox(sizes.presence, &own);
             to_shards.push(ShardDoors {
                 answers: answers_in,
                 seats: seats_in,
                 events: events_in,
                 partition: partition_in,
+                presence: presence_in,
             });
-            inboxes.push(ShardInbox { door: own, answers, seats, events, partition });
+            inboxes.push(ShardInbox { door: own, answers, seats, events, partition, presence });
             let (report_in, report) = mailbox(1, &door);
             let (placed_in, placed_out) = mailbox(1, &door);
             reports.push(report);
@@ -175,7 +188,7 @@ impl PostOffice {
     }
 }
 
-/// The events mailboxes of all shards, as a partition offers to them.
+/// The mailboxes of all shards, as a partition offers events to them and presence puts letters into them.
 pub struct EventDoors<'a> {
     /// Whose partition offers.
     pub doors: &'a [ShardDoors],
@@ -194,5 +207,21 @@ impl crate::bus::Outgoing for EventDoors<'_> {
         let placed = self.doors[at].events.push(sealed.clone()).is_ok();
         self.rung[at] |= placed;
         placed
+    }
+}
+
+impl PresenceDoors for EventDoors<'_> {
+    fn tell(&mut self, to: ShardId, letter: ToPresence) -> Result<(), ToPresence> {
+        let at = usize::from(to.0);
+        self.doors[at].presence.push(letter)?;
+        self.rung[at] = true;
+        Ok(())
+    }
+
+    fn answer(&mut self, to: ShardId, letter: ToShard) -> Result<(), ToShard> {
+        let at = usize::from(to.0);
+        self.doors[at].answers.push(letter)?;
+        self.rung[at] = true;
+        Ok(())
     }
 }

@@ -18,7 +18,7 @@ use super::door::{Door, Waiting};
 use super::executor::http_queue;
 use super::handoff::{EventDoors, Handoff, OrchestratorDoors, ShardDoors, ShardInbox};
 use super::life::Life;
-use super::requests::Requests;
+use super::requests::{Requests, api_request, preflight};
 use super::ring::{Greeting, RingEvent, SendOutcome, SocketId, SocketRing};
 use super::socket::{self, SocketOptions};
 use super::wait::{LocalBell, sleep_until_work};
@@ -26,7 +26,7 @@ use super::web_server::{WebOptions, WholeRequest, serve};
 use super::{machine, ring};
 use crate::base::{ClientId, Now, ShardId};
 use crate::post::letters::ToOrchestrator;
-use crate::shard::{Action, ApiAnswer, ApiRequest, Origin, Outcome, SendBatch, SendResult, Shard};
+use crate::shard::{Action, Origin, Outcome, SendBatch, SendResult, Shard};
 use crate::wire::http::Head;
 use crate::wire::problem::Problem;
 use crate::wire::topic::partition;
@@ -229,7 +229,12 @@ impl Core {
         shard.partition_mut().retry(&mut doors);
         taken = 0;
         while let Some(sealed) = pop_some(&mut taken, || self.inbox.partition.pop()) {
-            shard.partition_mut().publish(&sealed, &mut doors);
+            shard.order(now, &sealed, &mut doors);
+        }
+        more |= taken >= LETTERS_A_TURN;
+        taken = 0;
+        while let Some(letter) = pop_some(&mut taken, || self.inbox.presence.pop()) {
+            shard.on_presence(now, letter);
         }
         more |= taken >= LETTERS_A_TURN;
         taken = 0;
@@ -404,6 +409,7 @@ impl Core {
                 ("mailbox_seats", self.inbox.seats.gauge()),
                 ("mailbox_events", self.inbox.events.gauge()),
                 ("mailbox_partition", self.inbox.partition.gauge()),
+                ("mailbox_presence", self.inbox.presence.gauge()),
             ]);
             self.orchestrator.report.replace(report);
             self.ring_orchestrator = true;
@@ -432,7 +438,13 @@ impl Core {
             let Some(action) = action else { break };
             self.do_one(now, action);
         }
-        self.shard.borrow_mut().set_busy_outside(!self.unsent.is_empty());
+        let mut shard = self.shard.borrow_mut();
+        shard.set_busy_outside(!self.unsent.is_empty());
+        let mut doors = EventDoors { doors: &self.shards, reserve: self.reserve, rung: &mut self.rung };
+        while let Some(sealed) = shard.poll_news() {
+            shard.partition_mut().publish(&sealed, &mut doors);
+        }
+        shard.flush_presence(now, &mut doors);
     }
 
     fn do_one(&mut self, now: Now, action: Action) {
@@ -561,29 +573,4 @@ fn socket_id(id: ClientId) -> SocketId {
 
 fn client(id: SocketId) -> ClientId {
     ClientId { slot: id.slot, generation: id.generation }
-}
-
-/// The answer to a browser that asks whether its page may call (WHATWG Fetch, CORS-preflight).
-fn preflight(origin: &str) -> ApiAnswer {
-    let fields = vec![
-        ("access-control-allow-origin", origin.to_owned()),
-        ("access-control-allow-methods", "GET, POST, PUT, PATCH, DELETE".to_owned()),
-        ("access-control-allow-headers", "authorization, content-type, idempotency-key, last-event-id".to_owned()),
-        ("access-control-max-age", "600".to_owned()),
-        ("vary", "origin".to_owned()),
-    ];
-    ApiAnswer { status: 204, content_type: "text/plain", body: Vec::new(), fields }
-}
-
-fn api_request(request: &WholeRequest, from: Origin) -> ApiRequest<'_> {
-    ApiRequest {
-        method: request.head.method.as_str(),
-        path: request.head.uri.path(),
-        query: request.head.uri.query().unwrap_or_default(),
-        authorization: request.field("authorization"),
-        idempotency_key: request.field("idempotency-key"),
-        origin: request.field("origin"),
-        body: &request.body,
-        from,
-    }
 }

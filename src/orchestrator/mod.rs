@@ -44,8 +44,6 @@ pub struct OrchestratorOptions {
     pub address_connections_max: u32,
     /// Requests of one user.
     pub user_rate: RateOptions,
-    /// Between two `viewers.updated` of one channel, in milliseconds.
-    pub viewers_interval_ms: u32,
     /// What is kept of each app's messages; an app without a rule keeps all.
     pub retention: Vec<RetentionRule>,
     /// A source of what makes message ids unique; fresh at every start.
@@ -61,7 +59,6 @@ impl Default for OrchestratorOptions {
             credits_max: 4_096,
             address_connections_max: 1_000,
             user_rate: RateOptions { requests_max: 120, window_s: 60, keys_max: 100_000 },
-            viewers_interval_ms: 5_000,
             retention: Vec::new(),
             seed: 0,
         }
@@ -159,7 +156,6 @@ pub struct Orchestrator {
     /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
     published: Vec<u64>,
     placed: Vec<u64>,
-    viewers: report::Viewers,
     reports: Vec<Option<Report>>,
     actions: VecDeque<Action>,
     lost_before_fanout: u64,
@@ -197,7 +193,6 @@ impl Orchestrator {
             next_id: 1,
             published: vec![0; shards],
             placed: vec![0; shards],
-            viewers: report::Viewers::default(),
             reports: vec![None; shards],
             actions: VecDeque::new(),
             lost_before_fanout: 0,
@@ -245,10 +240,6 @@ impl Orchestrator {
             }
             ToOrchestrator::AskConnections { ticket, asker, ask } => self.gather(now, ticket, asker, &ask),
             ToOrchestrator::ConnectionsPart { number, shard, part } => self.on_part(number, shard, part),
-            ToOrchestrator::AskViewers { ticket, asker, topic } => {
-                let connections = self.seating.total(&ChannelKey::new(topic.app, topic.name));
-                self.answer(asker, ToShard::ViewersAnswer { ticket, connections });
-            }
         }
     }
 

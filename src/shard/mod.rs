@@ -6,6 +6,7 @@
 //! its cap, and the account of deliveries balances.
 
 mod alarm;
+mod audience;
 mod channel;
 mod compose;
 mod connections;
@@ -13,6 +14,7 @@ mod deliver;
 mod drain;
 mod join;
 mod limits;
+mod presence;
 mod receive;
 mod request;
 mod subscribe;
@@ -35,6 +37,7 @@ use crate::fanout::index::{Index, IndexOptions, TopicNo};
 use crate::fanout::score::OutboxOptions;
 use crate::post::letters::{AddressKey, JoinSpec, Seat, ToOrchestrator};
 use crate::post::report::{Report, Stages};
+use crate::presence::PresenceOptions;
 use crate::wire::close::Closing;
 use crate::wire::dialect::Dialect;
 use crate::wire::problem::Problem;
@@ -87,6 +90,8 @@ pub struct ShardOptions {
     pub socket: SocketLimits,
     /// The subscription index.
     pub index: IndexOptions,
+    /// Who is there, in the channels whose partition this shard is.
+    pub presence: PresenceOptions,
     /// The echo endpoint of conformance tests is there.
     pub echo: bool,
 }
@@ -114,6 +119,7 @@ impl Default for ShardOptions {
             address_rate: RateOptions { requests_max: 600, window_s: 60, keys_max: 100_000 },
             socket: SocketLimits::default(),
             index: IndexOptions::default(),
+            presence: PresenceOptions::default(),
             echo: false,
         }
     }
@@ -227,6 +233,7 @@ pub struct Shard {
     pool: ContextPool,
     wheel: Wheel,
     partition: Partition,
+    attendance: presence::Attendance,
     pending: BTreeMap<u64, Pending>,
     next_ticket: u64,
     next_conn: u64,
@@ -254,6 +261,7 @@ impl Shard {
             pool: ContextPool::new(options.socket),
             wheel: Wheel::new(now.mono_s()),
             partition: Partition::new(options.shards),
+            attendance: presence::Attendance::new(options.id, options.presence),
             processed: vec![0; usize::from(options.shards)],
             address_rate: FixedWindow::new(options.address_rate),
             options,
@@ -411,14 +419,17 @@ impl Shard {
 
     fn gauges(&self) -> Vec<(&'static str, Gauge)> {
         use crate::wire::topic::Scope;
-        vec![
+        let subscriptions_max = u64::from(self.options.clients_max) * u64::from(self.options.channels_per_client);
+        let mut gauges = vec![
             ("connections", Gauge::new(u64::from(self.clients), u64::from(self.options.clients_max))),
             ("channels", self.index.gauge(Scope::Channel)),
             ("users", self.index.gauge(Scope::User)),
             ("contexts", self.pool.gauge()),
             ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
             ("addresses", self.address_rate.gauge()),
-        ]
+        ];
+        gauges.extend(self.attendance.gauges(subscriptions_max));
+        gauges
     }
 
     fn viewers_of(&self, key: &ChannelKey, room: u32) -> u32 {

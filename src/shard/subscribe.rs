@@ -52,6 +52,7 @@ impl Shard {
             let state = SubState::Opening(Box::new(owed));
             client.add_sub(Sub { topic: no, position: subscribed.position, room, filter, state, begins: None });
         }
+        self.attend(id, topic);
         self.refresh(id.slot);
         let Some(channel) = self.channel_mut(no) else { return };
         channel.count_dialect(dialect, 1);

@@ -8,6 +8,7 @@ pub mod event;
 pub mod frame;
 pub mod http;
 pub mod posted_event;
+pub mod presence;
 pub mod problem;
 pub mod reply;
 pub mod scan;

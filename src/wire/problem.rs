@@ -43,6 +43,12 @@ impl Problem {
     /// The document.
     #[must_use]
     pub fn body(&self) -> Vec<u8> {
+        self.body_with(&[])
+    }
+
+    /// The document with further members (RFC 9457 §3.2), for programs that want the numbers of the detail.
+    #[must_use]
+    pub fn body_with(&self, numbers: &[(&str, u64)]) -> Vec<u8> {
         let mut out = Vec::with_capacity(160);
         out.extend_from_slice(b"{\"type\":\"about:blank\",\"title\":");
         put_string(&mut out, status_text(self.status));
@@ -55,6 +61,12 @@ impl Problem {
         if let Some(seconds) = self.retry_after_s {
             out.extend_from_slice(b",\"retry_after_s\":");
             put_number(&mut out, u64::from(seconds));
+        }
+        for (name, number) in numbers {
+            out.push(b',');
+            put_string(&mut out, name);
+            out.push(b':');
+            put_number(&mut out, *number);
         }
         out.push(b'}');
         out
@@ -128,5 +140,7 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(body).unwrap();
         assert_eq!(json["code"], "room_full");
         assert_eq!(json["status"], 429);
+        let json: serde_json::Value = serde_json::from_slice(&problem.body_with(&[("rooms", 7), ("b", 0)])).unwrap();
+        assert_eq!((&json["retry_after_s"], &json["rooms"], &json["b"]), (&2.into(), &7.into(), &0.into()));
     }
 }

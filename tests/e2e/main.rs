@@ -20,6 +20,7 @@ mod dialect;
 mod ends;
 mod frames;
 mod handshake;
+mod presence;
 mod pressure;
 mod resume;
 mod rooms;

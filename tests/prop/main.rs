@@ -3,9 +3,11 @@
 //!
 //! A failure names its seed; `RINGCAST_PROP_SEED=<seed>` runs that one alone.
 
+mod crowd;
 mod group_commit;
 mod index_filter;
 mod outbox;
+mod presence;
 mod rng;
 mod seating;
 

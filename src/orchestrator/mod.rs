@@ -1,4 +1,4 @@
-//! The dedicated core as a pure state machine: seating, posts, viewer totals, addresses.
+//! The dedicated core as a pure state machine: seating, posts, addresses.
 //!
 //! Letters of shards, results of the store and the time flow in; answers, batches to commit, pages to read and events to
 //! publish flow out. Never async, never blocking, never reading a clock. The one rule of use: after any `on_*`,

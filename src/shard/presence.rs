@@ -82,8 +82,11 @@ impl Attendance {
 
     /// The ticket of a question whose time is over.
     pub(super) fn pop_late(&mut self, now: Now) -> Option<u64> {
-        let (_, ticket) = self.deadlines.pop_first().filter(|(until_ms, _)| *until_ms <= now.mono_ms())?;
-        Some(ticket)
+        let (until_ms, _) = self.deadlines.first()?;
+        if *until_ms > now.mono_ms() {
+            return None;
+        }
+        self.deadlines.pop_first().map(|(_, ticket)| ticket)
     }
 
     pub(super) fn gauges(&self, connections_max: u64) -> [(&'static str, Gauge); 3] {

@@ -13,7 +13,7 @@ use ringcast::bus::Outgoing;
 use ringcast::post::letters::{Page, ToOrchestrator, ToShard};
 use ringcast::post::presence::{Audience, PresenceDoors, ToPresence};
 use ringcast::presence::PresenceOptions;
-use ringcast::shard::{Action, Origin, SendBatch, Shard, ShardOptions};
+use ringcast::shard::{Action, ApiRequest, Origin, Outcome, SendBatch, Shard, ShardOptions};
 use ringcast::wire::event::EventKind;
 use ringcast::wire::http::{Head, Upgrade, parse_head};
 use ringcast::wire::sealed::Sealed;
@@ -308,6 +308,72 @@ fn case_d3_a_million_races_of_watching_leaving_and_vanishing_end_with_nobody() {
         assert!(of(EventKind::MemberJoined) > 100, "something happened");
         assert_eq!(of(EventKind::MemberJoined), of(EventKind::MemberLeft), "one join, one leave");
     });
+}
+
+/// A question to a partition that does not answer, and answers that come when nobody waits any more.
+#[test]
+fn a_question_of_who_is_there_is_answered_once_and_in_time() {
+    let mut stage = Stage::new(2, 1, PresenceOptions::default());
+    stage.come(0, &upgrade(Some("race"), Some("ann")));
+    stage.settle(100);
+    let home = usize::from(partition(Scope::Channel, "demo", "race", 2).0);
+    let ask = |stage: &mut Stage| {
+        let request = ApiRequest {
+            method: "GET",
+            path: "/v1/demo/channels/race/presence",
+            query: "",
+            authorization: None,
+            idempotency_key: None,
+            origin: None,
+            body: b"",
+            from: Origin { address: None, loopback: false },
+        };
+        let asker = &mut stage.shards[1 - home];
+        let Outcome::Wait(ticket) = asker.on_request(stage.now, &request) else { panic!("it crosses cores") };
+        asker.flush_presence(stage.now, &mut stage.post);
+        ticket
+    };
+    let answers = |stage: &mut Stage| {
+        let shard = &mut stage.shards[1 - home];
+        if shard.next_alarm_ms().is_some_and(|at_ms| at_ms <= stage.now.mono_ms()) {
+            shard.on_alarm(stage.now);
+        }
+        let mut answers = Vec::new();
+        while let Some(action) = shard.poll_action() {
+            if let Action::Answer { ticket, answer } = action {
+                answers.push((ticket, answer.status, String::from_utf8(answer.body).unwrap()));
+            }
+        }
+        answers
+    };
+    // The mailbox holds one letter: the second question waits on its own shard, and the third goes away again.
+    let (first, second, third) = (ask(&mut stage), ask(&mut stage), ask(&mut stage));
+    assert_eq!(stage.post.presence[home].len(), 1);
+    stage.shards[1 - home].on_request_gone(third);
+    stage.pass(1_999);
+    assert!(answers(&mut stage).is_empty());
+    stage.pass(1);
+    let late = answers(&mut stage);
+    assert_eq!(
+        late.iter().map(|(ticket, status, _)| (*ticket, *status)).collect::<Vec<_>>(),
+        [(first, 503), (second, 503)]
+    );
+    assert!(late.iter().all(|(.., body)| body.contains(r#""code":"presence_late""#)), "{late:?}");
+    // The partition shard wakes up; its answer to the first question finds nobody, and nobody asks a second time.
+    stage.turn(home, usize::MAX);
+    stage.shards[1 - home].flush_presence(stage.now, &mut stage.post);
+    assert_eq!((stage.post.answers[1 - home].len(), stage.post.presence[home].len()), (1, 0));
+    let letter = stage.post.answers[1 - home].pop_front().unwrap();
+    let now = stage.now;
+    stage.shards[1 - home].on_letter(now, letter);
+    assert!(answers(&mut stage).is_empty());
+    // Asked again, it is answered.
+    let ticket = ask(&mut stage);
+    stage.turn(home, usize::MAX);
+    let letter = stage.post.answers[1 - home].pop_front().unwrap();
+    stage.shards[1 - home].on_letter(now, letter);
+    let members = r#"{"connections":1,"users":1,"members":[{"user":{"id":"ann"},"connections":1,"state":"online"}]}"#;
+    assert_eq!(answers(&mut stage), [(ticket, 200, members.to_owned())]);
 }
 
 /// 20,000 users come to one channel within 20 seconds and leave it again.

@@ -1,4 +1,4 @@
-//! HTTP requests that wait for the orchestrator's answer: a promise a ticket.
+//! HTTP requests as a shard takes them, and those that wait for an answer of another core: a promise a ticket.
 //!
 //! Always true: a connection that goes away takes its promise with it, so an answer that comes then finds nobody.
 

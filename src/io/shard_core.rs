@@ -248,7 +248,12 @@ impl Core {
         shard.partition_mut().retry(&mut doors);
         taken = 0;
         while let Some(sealed) = pop_some(&mut taken, || self.inbox.partition.pop()) {
-            shard.partition_mut().publish(&sealed, &mut doors);
+            shard.order(now, &sealed, &mut doors);
+        }
+        more |= taken >= LETTERS_A_TURN;
+        taken = 0;
+        while let Some(letter) = pop_some(&mut taken, || self.inbox.presence.pop()) {
+            shard.on_presence(now, letter);
         }
         more |= taken >= LETTERS_A_TURN;
         taken = 0;
@@ -435,6 +440,7 @@ impl Core {
                 ("mailbox_seats", self.inbox.seats.gauge()),
                 ("mailbox_events", self.inbox.events.gauge()),
                 ("mailbox_partition", self.inbox.partition.gauge()),
+                ("mailbox_presence", self.inbox.presence.gauge()),
             ]);
             self.orchestrator.report.replace(report);
             self.ring_orchestrator = true;
@@ -463,7 +469,13 @@ impl Core {
             let Some(action) = action else { break };
             self.do_one(now, action);
         }
-        self.shard.borrow_mut().set_busy_outside(!self.unsent.is_empty());
+        let mut shard = self.shard.borrow_mut();
+        shard.set_busy_outside(!self.unsent.is_empty());
+        let mut doors = EventDoors { doors: &self.shards, reserve: self.reserve, rung: &mut self.rung };
+        while let Some(sealed) = shard.poll_news() {
+            shard.partition_mut().publish(&sealed, &mut doors);
+        }
+        shard.flush_presence(now, &mut doors);
     }
 
     fn do_one(&mut self, now: Now, action: Action) {

@@ -88,7 +88,6 @@ struct Core {
     orchestrator: OrchestratorDoors,
     listener: Option<OwnedFd>,
     ring: SocketRing,
-    socket: SocketOptions,
     web: WebOptions,
     reserve: usize,
     door: Door,
@@ -144,7 +143,6 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         orchestrator: parts.orchestrator,
         listener: Some(parts.listener),
         ring,
-        socket: parts.socket,
         web: parts.web,
         reserve: parts.reserve,
         door: Door::new(parts.guests_max, parts.head_ms_max, Rc::clone(&proxies)),
@@ -169,6 +167,7 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         turns: Turns::default(),
     };
     if let Some(listener) = &core.listener {
+        socket::prepare(listener, &parts.socket)?;
         core.ring.listen(listener.as_raw_fd(), 0);
     }
     let result = core.run_loop().await;
@@ -351,12 +350,9 @@ impl Core {
                 return;
             }
         };
-        let prepared = socket::prepare(&arrived.waiting.fd, &self.socket);
-        match (seated, prepared) {
-            (Ok(ticket), Ok(())) => self.door.wait(ticket, arrived.waiting),
-            // The peer has reset the connection meanwhile.
-            (Ok(ticket), Err(_)) => self.shard.borrow_mut().on_join_gone(ticket),
-            (Err(problem), _) => self.door.refuse(now, arrived.waiting.fd, &problem),
+        match seated {
+            Ok(ticket) => self.door.wait(ticket, arrived.waiting),
+            Err(problem) => self.door.refuse(now, arrived.waiting.fd, &problem),
         }
     }
 

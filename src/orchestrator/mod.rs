@@ -187,6 +187,7 @@ pub struct Orchestrator {
     reports: Vec<Option<Report>>,
     actions: VecDeque<Action>,
     lost_before_fanout: u64,
+    pages_read: u64,
     tick_at_ms: u64,
     draining: bool,
 }
@@ -226,6 +227,7 @@ impl Orchestrator {
             reports: vec![None; shards],
             actions: VecDeque::new(),
             lost_before_fanout: 0,
+            pages_read: 0,
             tick_at_ms: now.mono_ms() + report::TICK_MS,
             draining: false,
             options,
@@ -263,6 +265,7 @@ impl Orchestrator {
             }
             ToOrchestrator::Ban { ticket, asker, ban, lift } => self.ban(ticket, asker, ban, lift),
             ToOrchestrator::AskPage { ticket, asker, topic, range, limit } => {
+                self.pages_read += 1;
                 self.read(ticket, asker, topic, range, limit);
             }
             ToOrchestrator::ChangeAlarm { ticket, asker, key, set } => self.change_alarm(ticket, asker, key, set),
@@ -349,6 +352,7 @@ impl Orchestrator {
             gauges: self.gauges(),
             of_apps: self.app_gauges(),
             counters: vec![
+                ("pages_read", "Pages of stored events that shards asked the store for", self.pages_read),
                 ("hook_asked", "Messages that a hook was asked about", asked),
                 ("hook_unjudged", "Messages that got no verdict within their budget", unjudged),
                 ("hook_retracted", "Messages retracted for a verdict behind their budget", retracted),

@@ -6,7 +6,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::base::ShardId;
+use crate::admission::blocklist::Blocklist;
+use crate::base::{AppId, ShardId};
 use crate::post::letters::{Seat, ToOrchestrator, ToShard};
 use crate::post::mailbox::{Doorbell, Receiver, Sender, mailbox};
 use crate::post::report::Report;
@@ -24,6 +25,9 @@ pub struct Handoff {
     /// Bytes that were read behind its head.
     pub leftover: Vec<u8>,
 }
+
+/// Lists of texts that are not allowed, with their apps.
+pub type Blocklists = Arc<Vec<(AppId, Blocklist)>>;
 
 /// How many letters each kind of mailbox holds.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +53,8 @@ pub struct ShardDoors {
     pub events: Sender<Sealed>,
     /// Events that this shard's partition gives their order.
     pub partition: Sender<Sealed>,
+    /// Lists that were read again; only the newest count.
+    pub blocklists: Sender<Blocklists>,
 }
 
 /// The receiving ends of one shard.
@@ -64,13 +70,19 @@ pub struct ShardInbox {
     pub events: Receiver<Sealed>,
     /// See [`ShardDoors`].
     pub partition: Receiver<Sealed>,
+    /// See [`ShardDoors`].
+    pub blocklists: Receiver<Blocklists>,
 }
 
 impl ShardInbox {
     /// Nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.answers.is_empty() && self.seats.is_empty() && self.events.is_empty() && self.partition.is_empty()
+        self.answers.is_empty()
+            && self.seats.is_empty()
+            && self.events.is_empty()
+            && self.partition.is_empty()
+            && self.blocklists.is_empty()
     }
 }
 
@@ -156,13 +168,15 @@ impl PostOffice {
             let (seats_in, seats) = mailbox(sizes.seats, &own);
             let (events_in, events) = mailbox(sizes.events, &own);
             let (partition_in, partition) = mailbox(sizes.events, &own);
+            let (blocklists_in, blocklists) = mailbox(1, &own);
             to_shards.push(ShardDoors {
                 answers: answers_in,
                 seats: seats_in,
                 events: events_in,
                 partition: partition_in,
+                blocklists: blocklists_in,
             });
-            inboxes.push(ShardInbox { door: own, answers, seats, events, partition });
+            inboxes.push(ShardInbox { door: own, answers, seats, events, partition, blocklists });
             let (report_in, report) = mailbox(1, &door);
             let (placed_in, placed_out) = mailbox(1, &door);
             reports.push(report);

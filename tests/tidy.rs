@@ -67,7 +67,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("rusqlite", &["store/sqlite"]),
     ("hdrhistogram", &["metrics/", "load/"]),
     ("clap", &["main.rs", "load/"]),
-    ("toml", &["config/"]),
+    ("toml", &["config/", "load/foreign.rs"]),
     ("indicatif", &["load/"]),
     ("getrandom", &["config/demo.rs", "io/", "load/", "node.rs"]),
     ("mimalloc", &["main.rs"]),

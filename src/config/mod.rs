@@ -121,7 +121,7 @@ impl Default for Config {
             head_timeout_ms: 10_000,
             body_bytes_max: 64 * 1024,
             sndbuf_bytes: 256 * 1024,
-            notsent_lowat_bytes: 256 * 1024,
+            notsent_lowat_bytes: 128 * 1024,
             user_timeout_ms: 45_000,
             backlog: 4_096,
             admin_reserve: 64,

@@ -5,7 +5,6 @@
 //! anything awaited.
 
 pub mod admin;
-pub mod api;
 pub mod clock;
 pub mod committer;
 pub mod descriptors;

@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use crate::base::{Class, Gauge, Name};
-use crate::post::report::{Report, Stages};
+use crate::post::report::{Report, Stages, Turns};
 
 /// What the orchestrator says of itself.
 #[derive(Debug, Default)]
@@ -28,6 +28,7 @@ pub fn render(reports: &[Option<Report>], own: &Own) -> String {
     let reports: Vec<&Report> = reports.iter().flatten().collect();
     account(&mut out, &reports);
     stages(&mut out, &reports);
+    turns(&mut out, &reports);
     line(&mut out, "ringcast_lost_before_fanout_total", "shard=\"orchestrator\"", own.lost_before_fanout);
     for (name, help, count) in &own.counters {
         let name = format!("ringcast_{name}_total");
@@ -127,6 +128,23 @@ fn stages(out: &mut String, reports: &[&Report]) {
     }
 }
 
+fn turns(out: &mut String, reports: &[&Report]) {
+    header(out, "ringcast_turn_seconds", "histogram", "How long a core goes without a look into its mailboxes");
+    for report in reports {
+        let (shard, turns) = (shard(report), &report.turns);
+        let mut count = 0;
+        for (turns, limit_us) in turns.counts.iter().zip(Turns::LIMITS_US) {
+            count += turns;
+            let limit_s = limit_us as f64 / 1e6;
+            line(out, "ringcast_turn_seconds_bucket", &format!("le=\"{limit_s}\",{shard}"), count);
+        }
+        count += turns.counts[Turns::LIMITS_US.len()];
+        line(out, "ringcast_turn_seconds_bucket", &format!("le=\"+Inf\",{shard}"), count);
+        line(out, "ringcast_turn_seconds_count", &shard, count);
+        let _ = writeln!(out, "ringcast_turn_seconds_sum{{{shard}}} {}", turns.sum_us as f64 / 1e6);
+    }
+}
+
 fn header(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
@@ -154,6 +172,7 @@ mod tests {
             account,
             queued: [0, 2, 0],
             stages: Stages { ticks: 4, ..Stages::default() },
+            turns: Turns { counts: [5, 0, 1, 0, 0, 0, 1], sum_us: 1_500_000 },
             gauges: vec![("rooms", Gauge::new(1, 2))],
         };
         let own = Own {
@@ -169,6 +188,9 @@ mod tests {
         ));
         assert!(text.contains("ringcast_account_open{class=\"ordered\"} 1\n"));
         assert!(text.contains("ringcast_ticks_total{shard=\"1\"} 4\n"));
+        assert!(text.contains("ringcast_turn_seconds_bucket{le=\"0.0005\",shard=\"1\"} 5\n"));
+        assert!(text.contains("ringcast_turn_seconds_bucket{le=\"+Inf\",shard=\"1\"} 7\n"));
+        assert!(text.contains("ringcast_turn_seconds_sum{shard=\"1\"} 1.5\n"));
         assert!(text.contains("ringcast_limit{what=\"posts\",shard=\"orchestrator\"} 9\n"));
     }
 }

@@ -8,7 +8,7 @@ use super::receive::too_many_channels;
 use super::{Action, GENERATION_MASK, Pending, Place, Shard};
 use crate::admission::auth::{Speaker, authenticate};
 use crate::base::{AppId, ClientId, Given, Name, Now, RoomId, ShardId};
-use crate::fanout::client::{Behind, Client, Owed, Phase, Sub, SubState};
+use crate::fanout::client::{Behind, Client, Few, Owed, Phase, Sub, SubState};
 use crate::fanout::index::TopicNo;
 use crate::post::letters::{AddressKey, COUNTED_NOT, Identity, JoinSpec, Range, Seat, ToOrchestrator};
 use crate::wire::close::Closing;
@@ -285,10 +285,10 @@ impl Shard {
             app,
             dialect: Dialect::Json,
             identity: identity.map(Box::new),
-            places: Vec::new(),
+            places: Few::default(),
             address: None,
             first: None,
-            more: Vec::new(),
+            more: Few::default(),
             codec: crate::wire::socket::Codec::default(),
             behind: None,
             since_s: now.mono_s() as u32,

@@ -104,7 +104,7 @@ impl Default for ShardOptions {
             attempts_max: 10,
             channels_per_client: 128,
             outbox: OutboxOptions::default(),
-            tick_bytes_max: 128 * 1024,
+            tick_bytes_max: 64 * 1024,
             sends_per_submit: 64,
             write_bytes: 16 * 1024,
             tail_events: 64,
@@ -222,6 +222,8 @@ pub struct Shard {
     clients: u32,
     index: Index,
     channels: Vec<Option<Box<Channel>>>,
+    /// How many of them are full.
+    full: u32,
     /// Channels whose ticks are walked in turn.
     queue: VecDeque<TopicNo>,
     /// Clients that are behind and may write.
@@ -267,6 +269,7 @@ impl Shard {
             free: Vec::new(),
             clients: 0,
             channels: Vec::new(),
+            full: 0,
             queue: VecDeque::new(),
             ready: VecDeque::new(),
             batch_number: 0,
@@ -313,6 +316,13 @@ impl Shard {
     #[must_use]
     pub fn has_fanout(&self) -> bool {
         !self.queue.is_empty() || !self.ready.is_empty()
+    }
+
+    /// There is room for more events in every open tick. Else they wait in their mailbox, and pressure reaches who posts
+    /// instead of viewers who keep up.
+    #[must_use]
+    pub fn takes_events(&self) -> bool {
+        self.full == 0
     }
 
     /// An ephemeral event of this shard found its partition's mailbox full and was dropped.
@@ -384,6 +394,7 @@ impl Shard {
             account: self.account,
             queued: self.queued(),
             stages: self.stages(),
+            turns: crate::post::report::Turns::default(),
             gauges: self.gauges(),
         }
     }
@@ -495,7 +506,7 @@ impl Shard {
             return;
         }
         client.phase = Phase::Closing;
-        client.closing = Some(closing);
+        client.closing = Some(Box::new(closing));
         match closing {
             Closing::TooSlow => self.stages.closed_slow += 1,
             Closing::Silent => self.stages.closed_silent += 1,

@@ -159,7 +159,7 @@ impl Shard {
     pub(super) fn on_peer_close(&mut self, now: Now, id: ClientId, close_reply: Vec<u8>) {
         let Some(client) = self.client_mut(id).filter(|client| client.phase == Phase::Open) else { return };
         client.phase = Phase::Closing;
-        client.closing = Some(Closing::Normal);
+        client.closing = Some(Box::new(Closing::Normal));
         self.keep_and_leave(now, id);
         let Some(client) = self.client_mut(id) else { return };
         if close_reply.is_empty() && client.behind.as_ref().is_none_or(|behind| behind.is_done()) {
@@ -204,7 +204,7 @@ impl Shard {
     pub(super) fn words_are_said(&mut self, now: Now, id: ClientId) {
         let linger_s = self.options.linger_ms.div_ceil(1_000);
         let Some(client) = self.client_mut(id) else { return };
-        if client.closing == Some(Closing::Normal) {
+        if client.closing.as_deref() == Some(&Closing::Normal) {
             // Both sides have closed; the server ends the connection (RFC 6455 §7.1.1).
             self.vanish(now, id);
             return;
@@ -254,7 +254,7 @@ impl Shard {
         let channels = &self.channels;
         let place = &mut self.places[id.slot as usize];
         let Some(client) = &mut place.client else { return };
-        let writes = client.closing.is_some_and(Closing::lets_finish);
+        let writes = client.closing.as_deref().copied().is_some_and(Closing::lets_finish);
         // Nothing stands before `connection.ready`, so who ends without it is told of nothing but the end.
         let awaits_ready = client.awaits_ready();
         if awaits_ready && let Some(behind) = &mut client.behind {
@@ -265,7 +265,7 @@ impl Shard {
             });
         }
         let topics: Vec<TopicNo> = client.subs().map(|sub| sub.topic).collect();
-        let places = std::mem::take(&mut client.places);
+        let places = client.places.take();
         for no in topics {
             self.leave(now, id, no);
         }
@@ -311,7 +311,8 @@ impl Shard {
             self.emptied.insert((ChannelKey::new(topic.app, topic.name), sub.room));
         }
         if left.topic_gone {
-            self.channels[no.0 as usize] = None;
+            let gone = self.channels[no.0 as usize].take();
+            self.full -= u32::from(gone.is_some_and(|channel| channel.full));
         }
         self.schedule_report(now);
     }

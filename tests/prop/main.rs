@@ -3,12 +3,15 @@
 //!
 //! A failure names its seed; `RINGCAST_PROP_SEED=<seed>` runs that one alone.
 
+mod behind;
 mod group_commit;
 mod index_filter;
 mod outbox;
 mod proxy_header;
 mod rng;
 mod seating;
+#[path = "../stage/mod.rs"]
+mod stage;
 
 pub(crate) use rng::Rng;
 

@@ -49,6 +49,8 @@ pub(crate) struct Plan {
     pub(crate) hook_trouble: bool,
     /// A stored event does not reach a shard; in a thousand.
     pub(crate) losses: u64,
+    /// Cores take no events while a tick is half full, as the node's do.
+    pub(crate) waits_for_ticks: bool,
     pub(crate) retention: bool,
     pub(crate) resumes: bool,
     pub(crate) rkyv: bool,
@@ -164,6 +166,7 @@ impl Plan {
             faults: if retention { 0 } else { random.pick(&[0, 0, 100]) },
             stalls: random.chance(30),
             hook_trouble: true,
+            waits_for_ticks: random.chance(50),
             losses: if retention { 0 } else { random.pick(&[0, 0, 20]) },
             retention,
             resumes: random.chance(75),

@@ -14,6 +14,7 @@
 //! | `post/` | mailboxes between cores, and the letters that travel in them |
 //! | `admission/` | a room: who may do what, in the order that is visible from outside |
 //! | `seating/` | a room: which room of a channel a new viewer gets |
+//! | `presence/` | a room: who watches a channel: members one by one, or their number; who types |
 //! | `store/` | a room: what is kept: group commit, SQLite, and a store in memory that fails on demand |
 //! | `bus/` | a room: the partition that gives the events of a channel their one order |
 //! | `fanout/` | a room: who wants what, ticks, and the queue of whoever is behind |
@@ -40,6 +41,7 @@ pub mod metrics;
 pub mod node;
 pub mod orchestrator;
 pub mod post;
+pub mod presence;
 pub mod seating;
 pub mod shard;
 pub mod store;

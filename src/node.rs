@@ -110,6 +110,8 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         answers: config.shard.asks_max as usize * 2 + 64,
         seats: 1_024,
         events: credits + EPHEMERAL_PLACES,
+        // Of a full one nothing is lost: who could not tell tells later what is true then.
+        presence: 4_096,
         orchestrator: (usize::from(shards) * config.shard.asks_max as usize).clamp(4_096, 65_536),
     };
     let office = PostOffice::new(shards, sizes);

@@ -61,6 +61,11 @@ impl Partition {
         }
     }
 
+    /// An event that came here is told to nobody: it counts as lost on its way to every shard.
+    pub fn turn_away(&mut self) {
+        self.lost_before_fanout += self.lines.len() as u64;
+    }
+
     /// Offers again what had to wait. True while something still does.
     pub fn retry(&mut self, out: &mut impl Outgoing) -> bool {
         let mut waits = false;

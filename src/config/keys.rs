@@ -72,7 +72,15 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("attempts_max", 1..=100, &mut shard.attempts_max);
         t.number("rooms_max", 1..=16_777_216, &mut orchestrator.seating.rooms_max);
         t.number("outstanding_expiry_ms", 1_000..=DAY_MS, &mut orchestrator.seating.outstanding_expiry_ms);
-        t.number("viewers_interval_ms", 1_000..=10 * MINUTE_MS, &mut orchestrator.viewers_interval_ms);
+    });
+    sheet.table("presence", |t| {
+        let presence = &mut shard.presence;
+        t.number("roster_limit", 0..=10_000, &mut presence.roster_limit);
+        t.number("grace_ms", 0..=MINUTE_MS, &mut presence.grace_ms);
+        t.number("members_max", 1..=16_777_216, &mut presence.members_max);
+        t.number("viewers_interval_ms", 1_000..=10 * MINUTE_MS, &mut presence.viewers_interval_ms);
+        t.number("typing_ms", 1_000..=MINUTE_MS, &mut presence.typing_ms);
+        t.number("typing_max", 1..=16_777_216, &mut presence.typing_max);
     });
     sheet.table("store", |t| {
         t.number("batch_events_max", 1..=8_192, &mut orchestrator.group.batch_max);

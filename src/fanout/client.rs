@@ -11,6 +11,7 @@ use super::index::TopicNo;
 use super::outbox::{Outbox, Popped};
 use crate::base::{Account, AppId, Class};
 use crate::post::letters::{AddressKey, Identity};
+use crate::post::presence::Stated;
 use crate::wire::close::Closing;
 use crate::wire::dialect::Dialect;
 use crate::wire::event::KindSet;
@@ -319,12 +320,23 @@ pub struct Rates {
     pub second: u64,
     /// Typing events in it.
     pub typing: u8,
+    /// What the user said of itself in it, in times.
+    pub statuses: u8,
     /// Custom events in it.
     pub custom: u8,
     /// The minute that `bad` is of.
     pub minute: u64,
     /// Bad commands in it.
     pub bad: u8,
+}
+
+impl Rates {
+    /// Counts of another second than `second` mean nothing any more.
+    pub fn begin_second(&mut self, second: u64) {
+        if self.second != second {
+            (self.second, self.typing, self.custom, self.statuses) = (second, 0, 0, 0);
+        }
+    }
 }
 
 /// One connection.
@@ -368,6 +380,8 @@ pub struct Client {
     pub heartbeat_s: u16,
     /// It was pinged and has not been heard since.
     pub pinged: bool,
+    /// What its user said of itself here.
+    pub stated: Option<Box<Stated>>,
     /// What it sent lately.
     pub rates: Option<Box<Rates>>,
     /// It was told that its token runs out.

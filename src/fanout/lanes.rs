@@ -35,7 +35,7 @@ pub(super) struct Lanes<T> {
     /// Stored events and gaps of each channel that has any, sorted by channel: a client watches a few, and a search
     /// among a few neighbours is the quickest there is.
     channels: Vec<(u32, Ends)>,
-    /// Where the mergeable event of a type and key waits.
+    /// Where the mergeable event of a type (as it merges) and key waits.
     by_key: BTreeMap<(u64, EventKind), u32>,
     /// Events by class, gaps not counted.
     waiting: [usize; 3],
@@ -79,7 +79,7 @@ impl<T> Lanes<T> {
 
     /// Where the mergeable event of this type and key waits.
     pub(super) fn at_key(&self, kind: EventKind, merge_key: u64) -> Option<u32> {
-        self.by_key.get(&(merge_key, kind)).copied()
+        self.by_key.get(&(merge_key, kind.merges_as())).copied()
     }
 
     /// The lowest score among `levels`, given as bits: the oldest event of the lowest level; [`NONE`] if none waits.
@@ -134,7 +134,7 @@ impl<T> Lanes<T> {
         self.slots.push_last(&mut self.ends[class as usize], By::Lane, at);
         self.waiting[class as usize] += 1;
         if class == Class::Mergeable {
-            self.by_key.insert((merge_key, kind), at);
+            self.by_key.insert((merge_key, kind.merges_as()), at);
         }
         if stored {
             self.enter_channel(channel, at);
@@ -220,7 +220,7 @@ impl<T> Lanes<T> {
         let entry = self.entry(at)?;
         let (class, channel, stored) = (entry.kind.row().class, entry.channel, is_stored(entry));
         if class == Class::Mergeable {
-            let key = (entry.merge_key, entry.kind);
+            let key = (entry.merge_key, entry.kind.merges_as());
             self.by_key.remove(&key);
         }
         self.slots.unlink(&mut self.ends[class as usize], By::Lane, at);

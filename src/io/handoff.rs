@@ -10,6 +10,7 @@ use crate::admission::blocklist::Blocklist;
 use crate::base::{AppId, ShardId};
 use crate::post::letters::{Seat, ToOrchestrator, ToShard};
 use crate::post::mailbox::{Doorbell, Receiver, Sender, mailbox};
+use crate::post::presence::{PresenceDoors, ToPresence};
 use crate::post::report::Report;
 use crate::store::chore::ChoreDone;
 use crate::store::{Appended, Page, StoreError, StoredEvent};
@@ -38,6 +39,8 @@ pub struct MailboxSizes {
     pub seats: usize,
     /// Events to one shard, and to one partition; more than the orchestrator's credits.
     pub events: usize,
+    /// Letters about presence to one partition.
+    pub presence: usize,
     /// Letters to the orchestrator.
     pub orchestrator: usize,
 }
@@ -55,6 +58,8 @@ pub struct ShardDoors {
     pub partition: Sender<Sealed>,
     /// Lists that were read again; only the newest count.
     pub blocklists: Sender<Blocklists>,
+    /// What shards hold of the channels whose partition this shard is, and questions about them.
+    pub presence: Sender<ToPresence>,
 }
 
 /// The receiving ends of one shard.
@@ -72,6 +77,8 @@ pub struct ShardInbox {
     pub partition: Receiver<Sealed>,
     /// See [`ShardDoors`].
     pub blocklists: Receiver<Blocklists>,
+    /// See [`ShardDoors`].
+    pub presence: Receiver<ToPresence>,
 }
 
 impl ShardInbox {
@@ -83,6 +90,7 @@ impl ShardInbox {
             && self.events.is_empty()
             && self.partition.is_empty()
             && self.blocklists.is_empty()
+            && self.presence.is_empty()
     }
 }
 
@@ -169,14 +177,16 @@ impl PostOffice {
             let (events_in, events) = mailbox(sizes.events, &own);
             let (partition_in, partition) = mailbox(sizes.events, &own);
             let (blocklists_in, blocklists) = mailbox(1, &own);
+            let (presence_in, presence) = mailbox(sizes.presence, &own);
             to_shards.push(ShardDoors {
                 answers: answers_in,
                 seats: seats_in,
                 events: events_in,
                 partition: partition_in,
                 blocklists: blocklists_in,
+                presence: presence_in,
             });
-            inboxes.push(ShardInbox { door: own, answers, seats, events, partition, blocklists });
+            inboxes.push(ShardInbox { door: own, answers, seats, events, partition, blocklists, presence });
             let (report_in, report) = mailbox(1, &door);
             let (placed_in, placed_out) = mailbox(1, &door);
             reports.push(report);
@@ -189,7 +199,7 @@ impl PostOffice {
     }
 }
 
-/// The events mailboxes of all shards, as a partition offers to them.
+/// The mailboxes of all shards, as a partition offers events to them and presence puts letters into them.
 pub struct EventDoors<'a> {
     /// Whose partition offers.
     pub doors: &'a [ShardDoors],
@@ -208,5 +218,21 @@ impl crate::bus::Outgoing for EventDoors<'_> {
         let placed = self.doors[at].events.push(sealed.clone()).is_ok();
         self.rung[at] |= placed;
         placed
+    }
+}
+
+impl PresenceDoors for EventDoors<'_> {
+    fn tell(&mut self, to: ShardId, letter: ToPresence) -> Result<(), ToPresence> {
+        let at = usize::from(to.0);
+        self.doors[at].presence.push(letter)?;
+        self.rung[at] = true;
+        Ok(())
+    }
+
+    fn answer(&mut self, to: ShardId, letter: ToShard) -> Result<(), ToShard> {
+        let at = usize::from(to.0);
+        self.doors[at].answers.push(letter)?;
+        self.rung[at] = true;
+        Ok(())
     }
 }

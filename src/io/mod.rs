@@ -5,6 +5,7 @@
 //! anything awaited.
 
 pub mod admin;
+pub mod api;
 pub mod clock;
 pub mod committer;
 pub mod descriptors;

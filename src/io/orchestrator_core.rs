@@ -229,7 +229,7 @@ impl Core {
                 self.rung[at] = true;
                 match self.parts.shards[at].partition.push(sealed) {
                     Err(sealed) if has_credit(&sealed) => Err(Late::Event(shard, sealed)),
-                    // A viewer total; the next one says it again.
+                    // An alarm's event that is not stored.
                     Err(_) => {
                         self.parts.orchestrator.borrow_mut().count_lost_before_fanout();
                         Ok(())

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use glommio::{TaskQueueHandle, spawn_local_into, yield_if_needed};
 
+use super::api;
 use super::clock::Clock;
 use super::descriptors;
 use super::door::{Door, Waiting};
@@ -20,7 +21,7 @@ use super::executor::http_queue;
 use super::handoff::{EventDoors, Handoff, OrchestratorDoors, ShardDoors, ShardInbox};
 use super::life::Life;
 use super::proxies::Proxies;
-use super::requests::{Requests, api_request, preflight};
+use super::requests::Requests;
 use super::ring::{Greeting, RingEvent, SendOutcome, SocketId, SocketRing};
 use super::socket::{self, SocketOptions};
 use super::wait::{LocalBell, sleep_until_work};
@@ -247,7 +248,12 @@ impl Core {
         shard.partition_mut().retry(&mut doors);
         taken = 0;
         while let Some(sealed) = pop_some(&mut taken, || self.inbox.partition.pop()) {
-            shard.partition_mut().publish(&sealed, &mut doors);
+            shard.order(now, &sealed, &mut doors);
+        }
+        more |= taken >= LETTERS_A_TURN;
+        taken = 0;
+        while let Some(letter) = pop_some(&mut taken, || self.inbox.presence.pop()) {
+            shard.on_presence(now, letter);
         }
         more |= taken >= LETTERS_A_TURN;
         taken = 0;
@@ -371,14 +377,14 @@ impl Core {
             let proxies = Rc::clone(&proxies);
             async move {
                 let cors = shard.borrow().cors_origin(request.head.uri.path(), request.field("origin"));
-                if let (Some(origin), true) = (&cors, request.head.method == hyper::Method::OPTIONS) {
-                    return preflight(origin);
+                if let Some(answer) = api::preflight(&request, cors.as_deref()) {
+                    return answer;
                 }
                 let from = match proxies.origin(source, &request.forwarded_for()) {
                     Ok(from) => from,
                     Err(problem) => return problem.into(),
                 };
-                let outcome = shard.borrow_mut().on_request(clock.now(), &api_request(&request, from));
+                let outcome = shard.borrow_mut().on_request(clock.now(), &api::request(&request, from));
                 // Whatever it wants done, the loop does.
                 bell.ring();
                 let mut answer = match outcome {
@@ -434,6 +440,7 @@ impl Core {
                 ("mailbox_seats", self.inbox.seats.gauge()),
                 ("mailbox_events", self.inbox.events.gauge()),
                 ("mailbox_partition", self.inbox.partition.gauge()),
+                ("mailbox_presence", self.inbox.presence.gauge()),
             ]);
             self.orchestrator.report.replace(report);
             self.ring_orchestrator = true;
@@ -462,7 +469,13 @@ impl Core {
             let Some(action) = action else { break };
             self.do_one(now, action);
         }
-        self.shard.borrow_mut().set_busy_outside(!self.unsent.is_empty());
+        let mut shard = self.shard.borrow_mut();
+        shard.set_busy_outside(!self.unsent.is_empty());
+        let mut doors = EventDoors { doors: &self.shards, reserve: self.reserve, rung: &mut self.rung };
+        while let Some(sealed) = shard.poll_news() {
+            shard.partition_mut().publish(&sealed, &mut doors);
+        }
+        shard.flush_presence(now, &mut doors);
     }
 
     fn do_one(&mut self, now: Now, action: Action) {

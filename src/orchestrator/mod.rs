@@ -1,4 +1,4 @@
-//! The dedicated core as a pure state machine: seating, posts, viewer totals, addresses.
+//! The dedicated core as a pure state machine: seating, posts, addresses.
 //!
 //! Letters of shards, results of the store and the time flow in; answers, batches to commit, pages to read and events to
 //! publish flow out. Never async, never blocking, never reading a clock. The one rule of use: after any `on_*`,
@@ -48,8 +48,6 @@ pub struct OrchestratorOptions {
     pub address_connections_max: u32,
     /// Requests of one user.
     pub user_rate: RateOptions,
-    /// Between two `viewers.updated` of one channel, in milliseconds.
-    pub viewers_interval_ms: u32,
     /// What is kept of each app's messages; an app without a rule keeps all.
     pub retention: Vec<RetentionRule>,
     /// The apps by their place in the configuration, and how much of the node each may take.
@@ -71,7 +69,6 @@ impl Default for OrchestratorOptions {
             credits_max: 4_096,
             address_connections_max: 1_000,
             user_rate: RateOptions { requests_max: 120, window_s: 60, keys_max: 100_000 },
-            viewers_interval_ms: 5_000,
             retention: Vec::new(),
             quotas: Vec::new(),
             hooks: Vec::new(),
@@ -187,7 +184,6 @@ pub struct Orchestrator {
     /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
     published: Vec<u64>,
     placed: Vec<u64>,
-    viewers: report::Viewers,
     reports: Vec<Option<Report>>,
     actions: VecDeque<Action>,
     lost_before_fanout: u64,
@@ -227,7 +223,6 @@ impl Orchestrator {
             next_id: 1,
             published: vec![0; shards],
             placed: vec![0; shards],
-            viewers: report::Viewers::default(),
             reports: vec![None; shards],
             actions: VecDeque::new(),
             lost_before_fanout: 0,
@@ -276,10 +271,6 @@ impl Orchestrator {
             }
             ToOrchestrator::AskConnections { ticket, asker, ask } => self.gather(now, ticket, asker, &ask),
             ToOrchestrator::ConnectionsPart { number, shard, part } => self.on_part(number, shard, part),
-            ToOrchestrator::AskViewers { ticket, asker, topic } => {
-                let connections = self.seating.total(&ChannelKey::new(topic.app, topic.name));
-                self.answer(asker, ToShard::ViewersAnswer { ticket, connections });
-            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Every letter that crosses cores.
 
 use super::connections::{Connections, ConnectionsAsk};
+use super::presence::Audience;
 use crate::base::{AppId, ChannelKey, Given, Name, RoomId, ShardId, Ulid};
 use crate::wire::event::{EventKind, KindSet};
 use crate::wire::http::{Dialect, Since};
@@ -323,19 +324,10 @@ pub enum ToOrchestrator {
         /// Its connections.
         part: Connections,
     },
-    /// The viewers of a channel, please.
-    AskViewers {
-        /// For the answer.
-        ticket: u64,
-        /// Who asks.
-        asker: ShardId,
-        /// Of this channel.
-        topic: Topic,
-    },
 }
 
-/// From the orchestrator to a shard: answers, which always find room, for a shard has no more tickets than its
-/// mailbox has places; and a few questions, whose number is bounded.
+/// From the orchestrator, or from a partition shard, to a shard: answers, which always find room, for a shard has no more
+/// tickets than its mailbox has places; and a few questions, whose number is bounded.
 #[derive(Debug)]
 pub enum ToShard {
     /// The seat, or why not.
@@ -366,12 +358,12 @@ pub enum ToShard {
         /// Nothing more to say.
         answer: Result<(), Problem>,
     },
-    /// The viewers of a channel.
-    ViewersAnswer {
+    /// Who watches a channel, as its partition shard knows.
+    AudienceAnswer {
         /// Whose question.
         ticket: u64,
-        /// Connections.
-        connections: u64,
+        /// Who.
+        audience: Audience,
     },
     /// Who is connected, or why that is not known.
     ConnectionsAnswer {

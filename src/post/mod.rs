@@ -7,5 +7,6 @@ pub mod bell;
 pub mod connections;
 pub mod letters;
 pub mod mailbox;
+pub mod presence;
 pub mod report;
 mod sync;

@@ -42,8 +42,6 @@ pub struct Seating {
     rooms_of: Vec<BTreeSet<(u32, RoomId)>>,
     reports: u64,
     rooms_used: u32,
-    /// Channels whose total may differ from what was told.
-    moved: BTreeSet<u32>,
     /// Rooms whose viewers differ from what was written.
     unwritten: BTreeSet<(u32, RoomId)>,
 }
@@ -69,7 +67,6 @@ impl Seating {
             rooms_of: vec![BTreeSet::new(); shards],
             reports: 0,
             rooms_used: 0,
-            moved: BTreeSet::new(),
             unwritten: BTreeSet::new(),
         }
     }
@@ -190,25 +187,8 @@ impl Seating {
         gone
     }
 
-    /// The channels whose total changed since the last call, with it; 0 for one that nobody watches any more. To be
-    /// called regularly: a channel is forgotten only after its end was told.
-    pub fn totals_changed(&mut self) -> Vec<(ChannelKey, u64)> {
-        let moved = std::mem::take(&mut self.moved);
-        let mut changed = Vec::new();
-        for slot in moved {
-            let Some(channel) = self.channels[slot as usize].as_mut() else { continue };
-            channel.moved = false;
-            if channel.total() != channel.told {
-                channel.told = channel.total();
-                changed.push((channel.key.clone(), channel.told));
-            }
-            self.forget_if_done(slot);
-        }
-        changed
-    }
-
-    /// What became of rooms since the last call, for the store. To be called regularly, like
-    /// [`Self::totals_changed`]; a seat waits for neither.
+    /// What became of rooms since the last call, for the store. To be called regularly: a channel is forgotten only after
+    /// its end was written; a seat waits for no disk.
     pub fn take_changes(&mut self) -> Vec<RoomChange> {
         let unwritten = std::mem::take(&mut self.unwritten);
         let mut changes = Vec::with_capacity(unwritten.len());
@@ -296,11 +276,7 @@ impl Seating {
     fn change(&mut self, slot: u32, id: RoomId, change: impl FnOnce(&mut rooms::Room)) {
         let capacity = self.options.room_capacity;
         let Some(channel) = self.channels[slot as usize].as_mut() else { return };
-        let news = channel.change(id, capacity, change);
-        if news.total {
-            self.moved.insert(slot);
-        }
-        if news.room {
+        if channel.change(id, capacity, change) {
             self.mark(slot, id);
         }
     }
@@ -321,12 +297,10 @@ impl Seating {
         }
     }
 
-    /// Frees the slot of a channel that has no room, and of which nothing is left to tell or to write.
+    /// Frees the slot of a channel that has no room, and of which nothing is left to write.
     fn forget_if_done(&mut self, slot: u32) {
-        let done = |channel: &mut Channel| channel.is_empty() && channel.told == 0 && channel.unwritten == 0;
-        if !self.moved.contains(&slot)
-            && let Some(channel) = self.channels[slot as usize].take_if(done)
-        {
+        let done = |channel: &mut Channel| channel.is_empty() && channel.unwritten == 0;
+        if let Some(channel) = self.channels[slot as usize].take_if(done) {
             self.slot_of.remove(&channel.key);
             if let Some(count) = self.of_app.get_mut(&channel.key.app) {
                 *count -= 1;
@@ -412,14 +386,13 @@ mod tests {
     }
 
     #[test]
-    fn totals_and_changes_are_told_once_and_an_ended_channel_is_forgotten() {
+    fn changes_are_told_once_and_an_ended_channel_is_forgotten() {
         let mut seating = Seating::new(SeatingOptions::default());
         let room = seat(&mut seating, None).unwrap().room;
-        assert_eq!(seating.totals_changed(), [(topic(), 1)]);
-        assert_eq!(seating.totals_changed(), []);
+        assert_eq!(seating.total(&topic()), 1);
         assert_eq!(seating.take_changes(), [RoomChange { key: topic(), room, viewers: Some(1) }]);
         report(&mut seating, 1, &[(1, 0)]);
-        assert_eq!(seating.totals_changed(), [(topic(), 0)]);
+        assert_eq!(seating.total(&topic()), 0);
         assert_eq!(seating.take_changes(), [RoomChange { key: topic(), room, viewers: None }]);
         assert!(seating.slot_of.is_empty() && seating.take_changes().is_empty());
         assert_eq!(seating.gauge().used, 0);

@@ -30,15 +30,6 @@ impl Room {
     }
 }
 
-/// What a change has made worth noting, and was not noted yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Noted {
-    /// The room is to be written down.
-    pub(super) room: bool,
-    /// The channel's total is to be told.
-    pub(super) total: bool,
-}
-
 /// A channel with its rooms.
 #[derive(Debug)]
 pub(super) struct Channel {
@@ -51,10 +42,6 @@ pub(super) struct Channel {
     /// The highest number ever given.
     last_n: u32,
     total: u64,
-    /// The total that was told last.
-    pub(super) told: u64,
-    /// Its total may differ from what was told.
-    pub(super) moved: bool,
     /// Its rooms that wait to be written down; while there are any, the channel's slot stays.
     pub(super) unwritten: u32,
 }
@@ -68,8 +55,6 @@ impl Channel {
             open_on: BTreeSet::new(),
             last_n: 0,
             total: 0,
-            told: 0,
-            moved: false,
             unwritten: 0,
         }
     }
@@ -121,10 +106,10 @@ impl Channel {
         new
     }
 
-    /// Changes a room and keeps total and sets in agreement with it. What must still be noted of it, if its viewers
-    /// changed.
-    pub(super) fn change(&mut self, id: RoomId, capacity: u32, change: impl FnOnce(&mut Room)) -> Noted {
-        let Some(room) = self.rooms.get_mut(&id) else { return Noted::default() };
+    /// Changes a room and keeps total and sets in agreement with it. True if its viewers changed and it does not wait to
+    /// be written down yet.
+    pub(super) fn change(&mut self, id: RoomId, capacity: u32, change: impl FnOnce(&mut Room)) -> bool {
+        let Some(room) = self.rooms.get_mut(&id) else { return false };
         let before = room.viewers();
         change(room);
         let after = room.viewers();
@@ -140,12 +125,7 @@ impl Channel {
                 self.open_on.remove(&(id.shard, id));
             }
         }
-        if before == after {
-            return Noted::default();
-        }
-        let news = Noted { room: !room.unwritten, total: !self.moved };
-        (room.unwritten, self.moved) = (true, true);
-        news
+        before != after && !std::mem::replace(&mut room.unwritten, true)
     }
 
     /// Removes a room that holds nobody and awaits nobody. True if it did.
@@ -175,13 +155,13 @@ mod tests {
         });
         assert!(!channel.add(ids[1], 2));
         assert_eq!(channel.first_open(None), Some(ids[0]));
-        assert_eq!(channel.change(ids[0], 2, |room| room.reported = 2), Noted { room: true, total: true });
-        assert_eq!(channel.change(ids[0], 2, |room| room.outstanding = 1), Noted::default(), "noted already");
-        assert_eq!(channel.change(ids[0], 2, |room| room.outstanding = 0), Noted::default());
+        assert!(channel.change(ids[0], 2, |room| room.reported = 2));
+        assert!(!channel.change(ids[0], 2, |room| room.outstanding = 1), "it waits to be written down already");
+        assert!(!channel.change(ids[0], 2, |room| room.outstanding = 0));
         assert_eq!(channel.first_open(None), Some(ids[1]));
         assert_eq!(channel.first_open(Some(ShardId(0))), Some(ids[2]));
         assert_eq!(channel.first_open(Some(ShardId(2))), None);
-        assert_eq!(channel.change(ids[1], 2, |room| room.barred = true), Noted::default());
+        assert!(!channel.change(ids[1], 2, |room| room.barred = true), "its viewers are the same");
         assert_eq!(channel.first_open(Some(ShardId(1))), None);
         assert!(channel.remove_if_empty(ids[1]) && !channel.remove_if_empty(ids[0]));
         assert_eq!((channel.total(), channel.next_id(ShardId(1)).n), (2, 4));

@@ -176,6 +176,7 @@ impl Shard {
         if known.is_none() {
             self.watch_identity(id, &app.name);
         }
+        self.attend_as(id, known.as_ref());
         self.schedule_expiry(now, id);
         Ok(reply::authenticated(command_id, user.as_str(), expires_ms))
     }

@@ -1,36 +1,21 @@
 //! Flow 1, joining: an upgrade becomes a seat, a seat becomes a client in a room.
 //!
-//! Always true: joining a channel is one synchronous step (filter and index first, then the head is looked at, rule 4),
-//! a room's cap is checked here whatever the orchestrator believed, and a seat that is not taken is given back.
+//! Always true: a room's cap is checked here whatever the orchestrator believed, and a seat that is not taken is given
+//! back. What a connection does to watch its channel stands in `subscribe`.
 
-use super::channel::{Channel, Head};
-use super::receive::too_many_channels;
 use super::{Action, GENERATION_MASK, Pending, Place, Shard};
 use crate::admission::auth::{Speaker, authenticate};
-use crate::base::{AppId, ClientId, Given, Name, Now, RoomId, ShardId};
-use crate::fanout::client::{Behind, Client, Few, Owed, Phase, Sub, SubState};
-use crate::fanout::index::TopicNo;
-use crate::post::letters::{AddressKey, COUNTED_NOT, Identity, JoinSpec, Range, Seat, ToOrchestrator};
-use crate::wire::close::Closing;
+use crate::base::{AppId, ClientId, Given, Name, Now, ShardId};
+use crate::fanout::client::{Client, Few, Owed, Phase};
+use crate::post::letters::{AddressKey, COUNTED_NOT, Identity, JoinSpec, Seat, ToOrchestrator};
 use crate::wire::dialect::{Dialect, sse_head};
-use crate::wire::event::KindSet;
-use crate::wire::http::{Since, Upgrade, switching_protocols};
+use crate::wire::http::{Upgrade, switching_protocols};
 use crate::wire::problem::Problem;
 use crate::wire::reply;
 use crate::wire::topic::{Scope, Topic};
 
 /// Between two comments of a stream, in seconds.
 const SSE_HEARTBEAT_S: u16 = 25;
-
-/// What a connection that subscribes to a further channel asked for.
-#[derive(Debug)]
-pub(super) struct Want {
-    pub(super) topic: Topic,
-    pub(super) since: Option<Since>,
-    pub(super) filter: KindSet,
-    pub(super) id: Option<String>,
-    pub(super) attempts: u8,
-}
 
 /// Where a connection comes from, as far as limits go.
 #[derive(Clone, Copy, Debug)]
@@ -217,7 +202,7 @@ impl Shard {
         self.actions.push_back(Action::Refuse { ticket, problem });
     }
 
-    fn room_is_full(&self, topic: &Topic, room: u32) -> bool {
+    pub(super) fn room_is_full(&self, topic: &Topic, room: u32) -> bool {
         self.index
             .find(Scope::Channel, topic.hash, topic.app.as_str(), topic.name.as_str())
             .is_some_and(|no| self.index.room_count(no, room) >= self.options.room_capacity)
@@ -297,6 +282,7 @@ impl Shard {
             heartbeat_at_s: 0,
             heartbeat_s: 0,
             pinged: false,
+            stated: None,
             rates: None,
             expiry_told: false,
             closing: None,
@@ -325,197 +311,6 @@ impl Shard {
                 client.places.push((subscribed.topic, subscribed.position));
             }
         }
-    }
-
-    /// One synchronous step: filter and index, then the head; the answer goes out now, or when the head is known.
-    pub(super) fn subscribe(&mut self, now: Now, id: ClientId, topic: &Topic, room: u32, filter: KindSet, owed: Owed) {
-        let known = self.index.find(Scope::Channel, topic.hash, topic.app.as_str(), topic.name.as_str());
-        let first_tick = known.and_then(|no| self.channel_mut(no)).map_or(1, |channel| channel.tick);
-        let Ok(subscribed) = self.index.subscribe(topic, room, id.slot, first_tick) else {
-            self.close(now, id, Closing::Overloaded("this core watches as many channels as it may"));
-            return;
-        };
-        let no = subscribed.topic;
-        if subscribed.new_topic {
-            let at = no.0 as usize;
-            if self.channels.len() <= at {
-                self.channels.resize_with(at + 1, || None);
-            }
-            self.channels[at] = Some(Box::new(Channel::new(no, topic.name.as_str())));
-            self.ask_head(no, topic);
-        }
-        let dialect = self.dialect_of(id);
-        if let Some(client) = self.client_mut(id) {
-            let state = SubState::Opening(Box::new(owed));
-            client.add_sub(Sub { topic: no, position: subscribed.position, room, filter, state, begins: None });
-        }
-        self.refresh(id.slot);
-        let Some(channel) = self.channel_mut(no) else { return };
-        channel.count_dialect(dialect, 1);
-        if matches!(channel.head, Head::Open { .. }) {
-            self.answer_member(now, id, no);
-        } else {
-            channel.waiting.push(id);
-        }
-    }
-
-    pub(super) fn ask_head(&mut self, no: TopicNo, topic: &Topic) {
-        let limit = self.options.tail_events;
-        let ticket = self.ask_page(Pending::Head(no), topic.clone(), Range::Latest, limit);
-        if let Some(channel) = self.channel_mut(no) {
-            channel.asked = ticket;
-        }
-    }
-
-    /// Asks for a page; returns the ticket.
-    pub(super) fn ask_page(&mut self, pending: Pending, topic: Topic, range: Range, limit: u32) -> u64 {
-        let ticket = self.ticket(pending);
-        let asker = self.options.id;
-        self.actions.push_back(Action::Ask(ToOrchestrator::AskPage { ticket, asker, topic, range, limit }));
-        ticket
-    }
-
-    /// Answers a member whose channel's head is known, and lets it in.
-    pub(super) fn answer_member(&mut self, now: Now, id: ClientId, no: TopicNo) {
-        let ping_interval_s = self.options.ping_after_s;
-        let shard = self.options.id.0;
-        let Some(client) = self.client(id) else { return };
-        let (conn, dialect) = (show_conn(client.conn), client.dialect);
-        let Some(Sub { state: SubState::Opening(owed), room, .. }) = client.sub(no).cloned() else { return };
-        let Some(channel) = self.channel_mut(no) else { return };
-        let Head::Open { epoch, last_seq } = channel.head else { return };
-        let honoured = owed
-            .since
-            .map(|since| since.epoch == epoch && since.seq <= last_seq && since.seq + 1 >= channel.first_kept);
-        let state = match owed.since {
-            Some(since) if honoured == Some(true) && since.seq < last_seq => {
-                SubState::Resuming { next_seq: since.seq + 1, asked: 0 }
-            }
-            _ => SubState::Live,
-        };
-        let begins = channel.begins();
-        let name = channel.name.clone();
-        let room = format!("{name}/{shard}/{room}");
-        let ready = reply::Ready {
-            conn: &conn,
-            channel: &name,
-            room: &room,
-            epoch,
-            seq: last_seq,
-            recovered: honoured,
-            ping_interval_s,
-            viewers: owed.viewers,
-        };
-        let frame = if owed.first { reply::ready(&ready) } else { reply::subscribed(owed.id.as_deref(), &ready) };
-        // Who resumes has its position still to reach: only its events may say how far it is.
-        let position = (!matches!(state, SubState::Resuming { .. })).then_some((epoch, last_seq));
-        let frame = dialect.reply(frame, position);
-        let first = owed.first;
-        let resumes = matches!(state, SubState::Resuming { .. });
-        if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
-            (sub.state, sub.begins) = (state, begins);
-        }
-        // An `unsubscribed` of the same channel may wait; `ready` for its part stands before everything.
-        if !first && let Some(behind) = self.client_mut(id).and_then(|client| client.behind.as_mut()) {
-            behind.fill_critical();
-        }
-        self.say_first(id, &[frame]);
-        if resumes {
-            self.continue_resume(now, id, no);
-        }
-    }
-
-    /// Puts whole frames behind what is already being written and before anything that is queued: the answer to a
-    /// join, which the events of its channel must not pass.
-    pub(super) fn say_first(&mut self, id: ClientId, frames: &[Vec<u8>]) {
-        if frames.is_empty() {
-            return;
-        }
-        let Some(client) = self.client_mut(id) else { return };
-        let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
-        for frame in frames {
-            behind.rest.put(frame, None);
-        }
-        self.list(id.slot);
-        self.refresh(id.slot);
-    }
-
-    pub(super) fn on_subscribe_command(&mut self, client: ClientId, want: Want) {
-        self.ask_further_seat(client, want, None);
-    }
-
-    /// A seat for a channel more, on this shard: the connection is counted already.
-    fn ask_further_seat(&mut self, client: ClientId, want: Want, refused: Option<RoomId>) {
-        let (channel, attempt) = (Some(want.topic.clone()), want.attempts + 1);
-        let app = self.client(client).map_or(AppId(0), |client| client.app);
-        let user = self.user_of_client(client, &want.topic.app);
-        let ticket = self.ticket(Pending::Subscribe { client, want: Box::new(want) });
-        let (asker, first, address, here) = (self.options.id, false, None, true);
-        let ask = ToOrchestrator::AskSeat { ticket, asker, app, first, channel, user, address, attempt, refused, here };
-        self.actions.push_back(Action::Ask(ask));
-    }
-
-    fn on_subscribe_answer(
-        &mut self,
-        now: Now,
-        client: ClientId,
-        mut want: Want,
-        answer: Result<Option<Given>, Problem>,
-    ) {
-        let id = self.options.id;
-        let given = match answer {
-            Ok(Some(given)) => given,
-            Ok(None) => return,
-            Err(problem) => {
-                self.reply(now, client, reply::error(want.id.as_deref(), problem.code, &problem.detail));
-                return;
-            }
-        };
-        self.processed[usize::from(id.0)] = self.processed[usize::from(id.0)].max(given.number);
-        self.schedule_report(now);
-        let already = self
-            .index
-            .find(Scope::Channel, want.topic.hash, want.topic.app.as_str(), want.topic.name.as_str())
-            .is_some_and(|no| self.client(client).is_some_and(|c| c.sub(no).is_some()));
-        if already {
-            let detail = "this connection watches that channel already";
-            self.reply(now, client, reply::error(want.id.as_deref(), "already_subscribed", detail));
-            return;
-        }
-        if !self.client(client).is_some_and(|c| c.phase == Phase::Open) {
-            return;
-        }
-        // It may have asked for several at once, each while there was still room.
-        let max = usize::from(self.options.channels_per_client);
-        if self.client(client).is_some_and(|c| c.channels() >= max) {
-            let detail = format!("a connection watches at most {max} channels");
-            self.reply(now, client, reply::error(want.id.as_deref(), "too_many_channels", &detail));
-            return;
-        }
-        // Looked at again: many subscriptions may have been on their way at once.
-        let max = usize::from(self.options.channels_per_client);
-        if self.client(client).is_some_and(|c| c.channels() >= max) {
-            let problem = too_many_channels(max);
-            self.reply(now, client, reply::error(want.id.as_deref(), problem.code, &problem.detail));
-            return;
-        }
-        if self.room_is_full(&want.topic, given.room.n) {
-            want.attempts += 1;
-            if want.attempts >= self.options.attempts_max {
-                let problem = all_full();
-                self.reply(now, client, reply::error(want.id.as_deref(), problem.code, &problem.detail));
-                return;
-            }
-            self.ask_further_seat(client, want, Some(given.room));
-            return;
-        }
-        let owed = Owed { id: want.id, first: false, since: want.since, viewers: given.viewers };
-        self.subscribe(now, client, &want.topic, given.room.n, want.filter, owed);
-    }
-
-    fn user_of_client(&self, client: ClientId, app: &Name) -> Option<(Name, Name)> {
-        let identity = self.client(client)?.identity.as_ref()?;
-        Some((app.clone(), identity.user.clone()))
     }
 
     fn give_back(&mut self, asker: ShardId, number: u64) {
@@ -560,6 +355,6 @@ pub(super) fn no_right(channel: &str) -> Problem {
     Problem::new(403, "no_right", format!("the token does not allow channel {channel:?}"))
 }
 
-fn all_full() -> Problem {
+pub(super) fn all_full() -> Problem {
     Problem::new(429, "room_full", "every room that was tried was full").retry_after(1)
 }

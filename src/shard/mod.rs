@@ -6,6 +6,7 @@
 //! its cap, and the account of deliveries balances.
 
 mod alarm;
+mod audience;
 mod channel;
 mod compose;
 mod connections;
@@ -13,8 +14,10 @@ mod deliver;
 mod drain;
 mod join;
 mod limits;
+mod presence;
 mod receive;
 mod request;
+mod subscribe;
 mod sweep;
 mod write;
 
@@ -35,6 +38,7 @@ use crate::fanout::index::{Index, IndexOptions, TopicNo};
 use crate::fanout::score::OutboxOptions;
 use crate::post::letters::{AddressKey, JoinSpec, Seat, ToOrchestrator};
 use crate::post::report::{Report, Stages};
+use crate::presence::PresenceOptions;
 use crate::wire::close::Closing;
 use crate::wire::dialect::Dialect;
 use crate::wire::problem::Problem;
@@ -89,6 +93,8 @@ pub struct ShardOptions {
     pub index: IndexOptions,
     /// Patterns of one app's list of texts that are not allowed.
     pub patterns_max: u32,
+    /// Who is there, in the channels whose partition this shard is.
+    pub presence: PresenceOptions,
     /// The echo endpoint of conformance tests is there.
     pub echo: bool,
 }
@@ -117,6 +123,7 @@ impl Default for ShardOptions {
             socket: SocketLimits::default(),
             index: IndexOptions::default(),
             patterns_max: 10_000,
+            presence: PresenceOptions::default(),
             echo: false,
         }
     }
@@ -181,7 +188,7 @@ enum Pending {
     /// A socket that went away while it waited, with the app and the address that the answer will tell to be counted or not.
     Left(AppId, Option<AddressKey>),
     /// A connection that subscribes to a further channel.
-    Subscribe { client: ClientId, want: Box<join::Want> },
+    Subscribe { client: ClientId, want: Box<subscribe::Want> },
     /// A message that a client posted.
     Message { client: ClientId, id: Option<String>, client_id: Option<String> },
     /// A page that a client asked for.
@@ -232,6 +239,7 @@ pub struct Shard {
     pool: ContextPool,
     wheel: Wheel,
     partition: Partition,
+    attendance: presence::Attendance,
     pending: BTreeMap<u64, Pending>,
     next_ticket: u64,
     next_conn: u64,
@@ -260,6 +268,7 @@ impl Shard {
             pool: ContextPool::new(options.socket),
             wheel: Wheel::new(now.mono_s()),
             partition: Partition::new(options.shards),
+            attendance: presence::Attendance::new(options.id, options.presence),
             processed: vec![0; usize::from(options.shards)],
             address_rate: FixedWindow::new(options.address_rate),
             options,
@@ -432,7 +441,8 @@ impl Shard {
 
     fn gauges(&self) -> Vec<(&'static str, Gauge)> {
         use crate::wire::topic::Scope;
-        vec![
+        let subscriptions_max = u64::from(self.options.clients_max) * u64::from(self.options.channels_per_client);
+        let mut gauges = vec![
             ("connections", Gauge::new(u64::from(self.clients), u64::from(self.options.clients_max))),
             ("channels", self.index.gauge(Scope::Channel)),
             ("users", self.index.gauge(Scope::User)),
@@ -440,7 +450,9 @@ impl Shard {
             ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
             ("addresses", self.address_rate.gauge()),
             ("patterns", Gauge::new(self.apps.blocklist_patterns() as u64, u64::from(self.options.patterns_max))),
-        ]
+        ];
+        gauges.extend(self.attendance.gauges(subscriptions_max));
+        gauges
     }
 
     fn viewers_of(&self, key: &ChannelKey, room: u32) -> u32 {

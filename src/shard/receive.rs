@@ -4,7 +4,8 @@
 //! answered and counted, and more than 20 bad commands a minute end the connection.
 
 use super::deliver::entry;
-use super::join::{Want, no_right, show_conn};
+use super::join::{no_right, show_conn};
+use super::subscribe::Want;
 use super::write::NO_CHANNEL;
 use super::{Action, Pending, Shard};
 use crate::base::{Class, ClientId, Name, Now};
@@ -144,6 +145,9 @@ impl Shard {
                 self.command_history(id, command_id, &channel, before, since, limit).map(|()| None)
             }
             Command::Auth { token } => self.command_auth(now, id, command_id, &token).map(Some),
+            Command::Status { status } => {
+                self.command_status(now, id, status).map(|()| command_id.map(|id| reply::ack_taken(Some(id))))
+            }
             Command::Event { channel, name, data } => {
                 let data = data.map(|data| data.get().to_owned());
                 self.command_event(now, id, &channel, EventKind::Custom, name, data)
@@ -236,9 +240,7 @@ impl Shard {
         };
         let Some(client) = self.client_mut(id) else { return Ok(()) };
         let rates = client.rates.get_or_insert_default();
-        if rates.second != now.mono_s() {
-            (rates.second, rates.typing, rates.custom) = (now.mono_s(), 0, 0);
-        }
+        rates.begin_second(now.mono_s());
         let (count, max) = if custom { (&mut rates.custom, CUSTOM_PER_S) } else { (&mut rates.typing, TYPING_PER_S) };
         if *count >= max {
             let detail = format!("at most {max} {} a second", if custom { "custom events" } else { "typing events" });
@@ -269,7 +271,7 @@ impl Shard {
             ToShard::SeatAnswer { ticket, answer } => self.on_seat_answer(now, ticket, answer),
             ToShard::PostAnswer { ticket, answer } => self.on_post_answer(now, ticket, answer),
             ToShard::PageAnswer { ticket, answer } => self.on_page_answer(now, ticket, answer),
-            ToShard::ViewersAnswer { ticket, connections } => self.on_viewers_answer(ticket, connections),
+            ToShard::AudienceAnswer { ticket, audience } => self.on_audience_answer(ticket, &audience),
             ToShard::ConnectionsAnswer { ticket, answer } => self.on_connections_answer(ticket, answer),
             ToShard::ListConnections { number, ask } => self.on_list_connections(now, number, &ask),
             ToShard::Drain { spread_ms } => self.on_drain(now, spread_ms),

@@ -81,13 +81,17 @@ pub enum Outcome {
     Wait(u64),
 }
 
-/// A request that waits for the orchestrator.
+/// A request that waits for the orchestrator, or for a partition shard.
 #[derive(Debug)]
 pub(super) enum Waiting {
     /// Something stored, answered with this status.
     Post(u16),
     Page,
-    Viewers,
+    /// How many watch a channel, or who; answered until then, in monotonic milliseconds.
+    Audience {
+        roster: bool,
+        until_ms: u64,
+    },
     Connections,
     /// Something that is done or not, answered with this status.
     Done(u16),
@@ -147,7 +151,9 @@ impl Shard {
 
     /// The waiting request of this ticket is gone; the answer to come finds nobody.
     pub fn on_request_gone(&mut self, ticket: u64) {
-        self.pending.remove(&ticket);
+        if let Some(Pending::Request(Waiting::Audience { until_ms, .. })) = self.pending.remove(&ticket) {
+            self.attendance.forget_ask(ticket, until_ms);
+        }
     }
 
     fn handle(&mut self, now: Now, request: &ApiRequest<'_>) -> Result<Outcome, Problem> {
@@ -192,7 +198,7 @@ impl Shard {
                     _ => Err(wrong_method("POST")),
                 }
             }
-            ["channels", channel, what @ ("messages" | "events" | "viewers" | "alarm" | "limits")] => {
+            ["channels", channel, what @ ("messages" | "events" | "viewers" | "presence" | "alarm" | "limits")] => {
                 let channel = path_name(channel, "channel")?;
                 let topic = self.hasher.topic(Scope::Channel, &name, &channel);
                 if let Speaker::User(identity) = &speaker
@@ -204,9 +210,8 @@ impl Shard {
                     ("messages", "POST") => self.post_message(request, app, &options, &speaker, topic),
                     ("messages", "GET") => self.get_messages(request, &options, &speaker, topic),
                     ("events", "POST") => self.post_event(now, request, &options, &speaker, topic),
-                    ("viewers", "GET") => {
-                        may_read(&options, &speaker)?;
-                        self.ask(Waiting::Viewers, |ticket, asker| ToOrchestrator::AskViewers { ticket, asker, topic })
+                    ("viewers" | "presence", _) => {
+                        self.get_audience(now, request, &options, &speaker, topic, what == "presence")
                     }
                     ("alarm", _) => self.alarm(now, request, &options, &speaker, topic),
                     ("limits", _) => self.limits(request, &speaker, topic),
@@ -497,15 +502,6 @@ impl Shard {
             self.actions.push_back(Action::Answer { ticket, answer });
         }
     }
-
-    pub(super) fn on_viewers_answer(&mut self, ticket: u64, connections: u64) {
-        if let Some(Pending::Request(Waiting::Viewers)) = self.pending.remove(&ticket) {
-            let mut body = b"{\"connections\":".to_vec();
-            put_number(&mut body, connections);
-            body.push(b'}');
-            self.actions.push_back(Action::Answer { ticket, answer: ApiAnswer::json(200, body) });
-        }
-    }
 }
 
 pub(super) fn parse_body<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
@@ -524,7 +520,7 @@ pub(super) fn server_only(speaker: &Speaker, what: &str) -> Result<(), Problem> 
     Ok(())
 }
 
-fn may_read(options: &AppOptions, speaker: &Speaker) -> Result<(), Problem> {
+pub(super) fn may_read(options: &AppOptions, speaker: &Speaker) -> Result<(), Problem> {
     if *speaker == Speaker::Anonymous && !options.anonymous_read {
         return Err(Problem::new(401, "token_needed", "this app asks readers for a token"));
     }

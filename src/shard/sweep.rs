@@ -28,12 +28,13 @@ impl Shard {
         let retry =
             (!self.retry_heads.is_empty() || !self.released_apps.is_empty()).then(|| self.wheel.next_s() * 1_000);
         let drain = self.draining.as_ref().and_then(super::drain::Plan::next_ms);
-        [wheel, retry, drain, self.report_at_ms].into_iter().flatten().min()
+        [wheel, retry, drain, self.report_at_ms, self.attendance.next_alarm_ms()].into_iter().flatten().min()
     }
 
     /// Time has passed.
     pub fn on_alarm(&mut self, now: Now) {
         self.drain_on(now);
+        self.presence_on_alarm(now);
         if now.mono_s() < self.wheel.next_s() {
             return;
         }
@@ -292,6 +293,7 @@ impl Shard {
     pub(super) fn leave(&mut self, now: Now, id: ClientId, no: TopicNo) {
         let Some(client) = self.client_mut(id) else { return };
         let dialect = client.dialect;
+        let user = client.identity.as_ref().map(|identity| identity.user.clone());
         let Some(sub) = client.take_sub(no) else { return };
         let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
         let member: Option<Member> = self.index.members(no).get(sub.position as usize).copied();
@@ -304,6 +306,9 @@ impl Shard {
             channel.waiting.retain(|waiting| *waiting != id);
         }
         let topic = self.index.topic(no).cloned();
+        if let Some(topic) = &topic {
+            self.absent(topic, user.as_ref());
+        }
         let left = self.index.unsubscribe(no, sub.position);
         if left.room_left == 0
             && let Some(topic) = topic

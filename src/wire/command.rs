@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 
 use super::event::{EventKind, KindSet};
 use super::http::{Since, parse_epoch, parse_filter};
+use super::presence::{PresenceState, STATUS_TEXT_BYTES_MAX, Status};
 use crate::base::{Name, Ulid};
 
 /// The longest `id` of a command that is echoed, in bytes of JSON.
@@ -74,6 +75,11 @@ pub enum Command<'a> {
     Auth {
         /// The token.
         token: Cow<'a, str>,
+    },
+    /// What the user says of itself.
+    Status {
+        /// What.
+        status: Status,
     },
     /// A custom event.
     Event {
@@ -255,6 +261,17 @@ pub fn parse(text: &str) -> Result<Parsed<'_>, CommandError> {
             Some(token) => Command::Auth { token },
             None => return Err(error("missing_field", "auth needs a token".into())),
         },
+        "status" => {
+            let state = raw.state.as_deref().and_then(PresenceState::parse);
+            let state =
+                state.ok_or_else(|| error("bad_field", "state is \"online\", \"away\" or \"offline\"".into()))?;
+            let text = raw.text.unwrap_or_default();
+            if text.len() > STATUS_TEXT_BYTES_MAX {
+                let detail = format!("text has {} bytes, at most {STATUS_TEXT_BYTES_MAX} are taken", text.len());
+                return Err(error("bad_field", detail));
+            }
+            Command::Status { status: Status { state, text: text.into_owned() } }
+        }
         "event" => Command::Event {
             channel: channel()?,
             name: match raw.name {
@@ -288,6 +305,14 @@ mod tests {
         let parsed = parse(r#"{"type":"message","channel":"race","text":"a\nb","data":{"x":[1]}}"#).unwrap();
         let Command::Message { body, .. } = parsed.command else { panic!() };
         assert_eq!((body.text.as_deref(), body.data.map(RawValue::get)), (Some("a\nb"), Some(r#"{"x":[1]}"#)));
+        let longest = "é".repeat(STATUS_TEXT_BYTES_MAX / 2);
+        let text = format!(r#"{{"type":"status","state":"away","text":"{longest}"}}"#);
+        let Command::Status { status } = parse(&text).unwrap().command else { panic!() };
+        assert_eq!((status.state, status.text.as_str()), (PresenceState::Away, longest.as_str()));
+        let Command::Status { status } = parse(r#"{"type":"status","state":"online"}"#).unwrap().command else {
+            panic!()
+        };
+        assert_eq!(status, Status::default());
     }
 
     #[test]
@@ -303,6 +328,9 @@ mod tests {
             (r#"{"type":"event","channel":"a","name":"message.new"}"#, "bad_field", None),
             (r#"{"type":"typing","channel":"a"}"#, "bad_field", None),
             (r#"{"type":"ping","id":{"a":1}}"#, "bad_field", None),
+            (r#"{"type":"status","id":1}"#, "bad_field", Some("1")),
+            (r#"{"type":"status","state":"asleep"}"#, "bad_field", None),
+            (&format!(r#"{{"type":"status","state":"away","text":"{}"}}"#, "x".repeat(257)), "bad_field", None),
         ] {
             let error = parse(text).unwrap_err();
             assert_eq!((error.code, error.id.as_deref()), (code, id), "{text}");

@@ -5,7 +5,7 @@
 
 pub use crate::base::account::Class;
 
-/// What a mergeable event replaces: the queued one of the same type that agrees in this.
+/// What a mergeable event replaces: the queued one of the same type ([`EventKind::merges_as`]) that agrees in this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeKey {
     /// Never merges.
@@ -133,6 +133,17 @@ impl EventKind {
     #[must_use]
     pub fn row(self) -> &'static Row {
         &REGISTRY[self as usize]
+    }
+
+    /// The type under which it is looked for when a newer event replaces a queued one. `member.left` takes back
+    /// `member.joined` and the other way round: if each replaced only its own kind, in the place of the older one, who
+    /// came, left and came again would be said to have come and then to have left.
+    #[must_use]
+    pub const fn merges_as(self) -> Self {
+        match self {
+            Self::MemberLeft => Self::MemberJoined,
+            other => other,
+        }
     }
 
     /// The type behind a number of [`EventKind`], as archives keep it.

@@ -10,6 +10,7 @@ pub mod frame;
 pub mod hook;
 pub mod http;
 pub mod posted_event;
+pub mod presence;
 pub mod problem;
 pub mod proxy;
 pub mod reply;

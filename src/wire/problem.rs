@@ -53,6 +53,12 @@ impl Problem {
     /// The document.
     #[must_use]
     pub fn body(&self) -> Vec<u8> {
+        self.body_with(&[])
+    }
+
+    /// The document with further members (RFC 9457 §3.2), for programs that want the numbers of the detail.
+    #[must_use]
+    pub fn body_with(&self, numbers: &[(&str, u64)]) -> Vec<u8> {
         let mut out = Vec::with_capacity(160);
         out.extend_from_slice(b"{\"type\":\"about:blank\",\"title\":");
         put_string(&mut out, status_text(self.status));
@@ -71,6 +77,12 @@ impl Problem {
             put_string(&mut out, name);
             out.push(b':');
             put_string(&mut out, value);
+        }
+        for (name, number) in numbers {
+            out.push(b',');
+            put_string(&mut out, name);
+            out.push(b':');
+            put_number(&mut out, *number);
         }
         out.push(b'}');
         out
@@ -146,5 +158,7 @@ mod tests {
         assert_eq!(json["code"], "room_full");
         assert_eq!(json["status"], 429);
         assert_eq!(json["where"], "\"");
+        let json: serde_json::Value = serde_json::from_slice(&problem.body_with(&[("rooms", 7), ("b", 0)])).unwrap();
+        assert_eq!((&json["retry_after_s"], &json["rooms"], &json["b"]), (&2.into(), &7.into(), &0.into()));
     }
 }

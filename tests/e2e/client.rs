@@ -30,6 +30,11 @@ pub(crate) fn handshake(path: &str, fields: &str) -> String {
     )
 }
 
+/// The type is one that tells who is there, or how many.
+pub(crate) fn is_presence(kind: &str) -> bool {
+    matches!(kind, "viewers.updated" | "member.joined" | "member.left" | "presence.changed")
+}
+
 /// A frame of a client, with the mask 00 00 00 00 so that payloads read plainly.
 pub(crate) fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     let mut out = vec![first];
@@ -255,11 +260,11 @@ impl Client {
         self.frame().expect("a frame, not the end of the connection")
     }
 
-    /// The next event that is not a total of viewers, which comes when it comes.
+    /// The next event that says nothing of who is there, which comes when it comes.
     pub(crate) fn event(&mut self) -> Value {
         loop {
             let json = self.next().json();
-            if json["type"] != "viewers.updated" {
+            if !is_presence(json["type"].as_str().unwrap_or_default()) {
                 return json;
             }
         }

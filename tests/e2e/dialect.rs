@@ -3,7 +3,7 @@
 use rkyv::rancor::Error;
 use serde_json::json;
 
-use crate::client::{BINARY, Client, TEXT};
+use crate::client::{BINARY, Client, TEXT, is_presence};
 use crate::node::{fresh, shared};
 use ringcast::wire::sealed::ArchivedEventV1;
 
@@ -26,7 +26,8 @@ fn an_rkyv_client_gets_archives_and_json_replies() {
         let frame = loop {
             let frame = client.next();
             assert_eq!(frame.opcode, BINARY, "events are archives: {frame:?}");
-            if rkyv::access::<ArchivedEventV1, Error>(&frame.payload).unwrap().type_name != "viewers.updated" {
+            let archive = rkyv::access::<ArchivedEventV1, Error>(&frame.payload).unwrap();
+            if !is_presence(&archive.type_name) {
                 break frame;
             }
         };

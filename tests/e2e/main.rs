@@ -24,6 +24,7 @@ mod ends;
 mod frames;
 mod handshake;
 mod moderation;
+mod presence;
 mod pressure;
 mod proxies;
 mod resume;

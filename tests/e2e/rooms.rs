@@ -50,6 +50,8 @@ fn rooms_are_filled_one_after_the_other_and_again_when_seats_become_free() {
         if i % 2 == 0 { client.close() } else { drop(client) }
     }
     await_viewers(&node, "r", 550);
+    // Seats become free when their shards have reported it.
+    node.await_metrics("the reports", |metrics| metrics.sum("ringcast_connections", "") == 550);
     join(&node, "r", 60, &mut rooms);
     assert_eq!(rooms.len(), 2, "no third room: {:?}", rooms.keys());
     assert_eq!(rooms[&first].len(), 500, "the first is full before the second gets anybody");

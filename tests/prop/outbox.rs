@@ -102,7 +102,11 @@ impl Twin {
         self.born += 1;
         let list = &mut self.lanes[class as usize];
         let same = |item: &Item| {
-            event(item).is_some_and(|older| (older.kind, older.merge_key) == (entry.kind, entry.merge_key))
+            let member = |kind| matches!(kind, EventKind::MemberJoined | EventKind::MemberLeft);
+            event(item).is_some_and(|older| {
+                let replaces = older.kind == entry.kind || (member(older.kind) && member(entry.kind));
+                replaces && older.merge_key == entry.merge_key
+            })
         };
         let place = list.iter().position(|(_, item)| class == Class::Mergeable && same(item));
         if let Some(at) = place {

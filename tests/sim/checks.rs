@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ringcast::base::{ChannelKey, Class};
 use ringcast::fanout::client::{Phase as ClientPhase, SubState};
 use ringcast::store::Pages;
+use ringcast::wire::topic::{Scope, partition};
 
 use crate::node::Node;
 use crate::plan::{APP, name};
@@ -76,6 +77,8 @@ pub(crate) fn at_rest(node: &mut Node, viewers: &[Viewer], scene: &mut Scene<'_>
         viewer_has_everything(viewer, truth, scene.network);
     }
     totals_agree(node);
+    presence_agrees(node);
+    truth.assert_nobody_types();
     let shards = node.shards.len() as u64;
     let (mut seen, mut lost, mut ordered, mut mergeable) = (0, 0, 0, 0);
     for core in &node.shards {
@@ -151,6 +154,53 @@ fn totals_agree(node: &Node) {
         told.retain(|(_, _, viewers)| *viewers > 0);
         assert_eq!(told, truth, "rule 14: the rooms of {channel} (number, shard, viewers)");
     }
+}
+
+/// Cases D1 and D3: who is there is who holds a connection, on whatever shard, and nobody else.
+fn presence_agrees(node: &Node) {
+    let mut connections: BTreeMap<String, u64> = BTreeMap::new();
+    let mut users: BTreeMap<(String, String), u32> = BTreeMap::new();
+    for core in &node.shards {
+        for room in core.shard.rooms() {
+            *connections.entry(room.key.channel.to_string()).or_default() += u64::from(room.viewers);
+        }
+        for (_, client) in core.shard.clients() {
+            let Some(identity) = &client.identity else { continue };
+            for channel in client.subs().filter_map(|sub| core.shard.channel_of(sub)) {
+                *users.entry((channel.to_string(), identity.user.to_string())).or_default() += 1;
+            }
+        }
+        let (_, holdings) = core.shard.presence();
+        assert!(!holdings.has_untold(), "shard {}: everything was told", core.id);
+    }
+    let options = node.shards[0].shard.options();
+    let (app, shards) = (name(APP), options.shards);
+    let mut channels = 0;
+    for channel in crate::plan::CHANNELS {
+        let home = partition(Scope::Channel, APP, channel, shards);
+        let (presence, _) = node.shards[usize::from(home.0)].shard.presence();
+        let audience = presence.audience(&ChannelKey::new(app.clone(), name(channel)), true);
+        let expected = connections.get(channel).copied().unwrap_or(0);
+        assert_eq!(audience.connections, expected, "connections of {channel}");
+        channels += usize::from(expected > 0);
+        let held: Vec<(String, u32)> = users
+            .iter()
+            .filter(|((of, _), _)| of == channel)
+            .map(|((_, user), connections)| (user.clone(), *connections))
+            .collect();
+        if options.presence.members_max < 1_000 {
+            // Who found no room is counted as a connection only.
+            assert!(audience.users <= held.len() as u64, "users of {channel}");
+            continue;
+        }
+        assert_eq!(audience.users, held.len() as u64, "users of {channel}");
+        if let Some(roster) = audience.roster {
+            let told: Vec<_> = roster.into_iter().map(|one| (one.user.to_string(), one.connections)).collect();
+            assert_eq!(told, held, "the roster of {channel}");
+        }
+    }
+    let known: usize = node.shards.iter().map(|core| core.shard.presence().0.channels()).sum();
+    assert_eq!(known, channels, "a channel that nobody watches is forgotten");
 }
 
 fn clients_are_idle(core: &ShardCore, viewers: &[Viewer], network: &mut Network) {

@@ -40,6 +40,8 @@ impl Node {
         let shards = cores.collect();
         let to_shards = office.to_shards.clone();
         let core = OrchestratorCore::new(orchestrator, office.orchestrator, to_shards, store, office.news);
+        scene.truth.forget_people();
+        scene.truth.tells_members = plan.shard.presence.roster_limit >= 500;
         scene.truth.entered = 0;
         scene.truth.dropped_on_the_way = 0;
         Self { shards, orchestrator: core }

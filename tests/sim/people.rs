@@ -8,7 +8,7 @@ use crate::truth::Request;
 use crate::viewer::{Asked, Phase, Reader, Since};
 use crate::world::World;
 
-const FILTERS: [&str; 6] = ["", "", "", "message.*", "custom.*,typing.*", "viewers.updated,custom.goal"];
+const FILTERS: [&str; 6] = ["", "", "", "message.*", "custom.*,typing.*", "viewers.updated,member.*,custom.goal"];
 
 impl World<'_> {
     /// Everybody may do something.
@@ -30,7 +30,8 @@ impl World<'_> {
         }
         if self.random.chance(3) {
             let channel = self.channel();
-            let what = self.random.pick(&["viewers", "messages?limit=5", "messages?since=2", "messages?before=9"]);
+            let calls = ["viewers", "presence", "messages?limit=5", "messages?since=2", "messages?before=9"];
+            let what = self.random.pick(&calls);
             let shard = self.random.below(self.shards() as u64) as usize;
             let request = Request { channel: channel.to_owned(), key: None, is_post: false, event: None };
             self.request(shard, "GET", &format!("/v1/{APP}/channels/{channel}/{what}"), None, b"", request);
@@ -146,14 +147,24 @@ impl World<'_> {
 
     /// Sends a command whose answer is awaited.
     fn ask(&mut self, no: usize, command: impl FnOnce(u64) -> serde_json::Value, asked: Asked) {
+        let id = self.send(no, command);
+        self.viewers[no].asked.insert(id, asked);
+    }
+
+    /// Sends a command that is answered only if it is refused.
+    fn mention(&mut self, no: usize, command: impl FnOnce(u64) -> serde_json::Value) {
+        let id = self.send(no, command);
+        self.viewers[no].mentioned.insert(id);
+    }
+
+    fn send(&mut self, no: usize, command: impl FnOnce(u64) -> serde_json::Value) -> u64 {
         let id = self.truth.number();
         let text = command(id).to_string();
         self.trace.say(|| format!("viewer {no} sends {text}"));
         let mask = (self.random.next_u64() as u32).to_be_bytes();
-        let viewer = &mut self.viewers[no];
-        viewer.asked.insert(id, asked);
-        let socket = self.network.get(viewer.socket);
+        let socket = self.network.get(self.viewers[no].socket);
         socket.up.extend(client_frame(1, text.as_bytes(), mask));
+        id
     }
 
     fn command(&mut self, no: usize) {
@@ -195,15 +206,18 @@ impl World<'_> {
                 let command = |id| json!({"type": "message", "id": id, "channel": channel, "text": text});
                 self.ask(no, command, Asked::Message { channel: owned });
             }
-            65..75 => {
-                let state = self.random.pick(&["start", "stop"]);
-                let command = json!({"type": "typing", "channel": channel, "state": state}).to_string();
-                // It is answered only if it is refused, and then without an id.
-                if self.viewers[no].user.is_some() && self.random.chance(20) {
-                    self.trace.say(|| format!("viewer {no} sends {command}"));
+            65..73 => {
+                let state = self.random.pick(&["start", "start", "stop"]);
+                // It is answered only if it is refused.
+                self.mention(no, |id| json!({"type": "typing", "id": id, "channel": channel, "state": state}));
+                if self.random.chance(20) {
                     let bytes = client_frame(9, b"life", [5, 6, 7, 8]);
                     self.network.get(self.viewers[no].socket).up.extend(bytes);
                 }
+            }
+            73..75 => {
+                let state = self.random.pick(&["online", "away", "offline"]);
+                self.ask(no, |id| json!({"type": "status", "id": id, "state": state}), Asked::Event);
             }
             75..95 => {
                 let n = self.truth.number();

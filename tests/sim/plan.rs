@@ -9,6 +9,7 @@ use ringcast::fanout::index::IndexOptions;
 use ringcast::fanout::score::OutboxOptions;
 use ringcast::io::handoff::MailboxSizes;
 use ringcast::orchestrator::{HookRule, OrchestratorOptions};
+use ringcast::presence::PresenceOptions;
 use ringcast::seating::SeatingOptions;
 use ringcast::shard::ShardOptions;
 use ringcast::store::GroupOptions;
@@ -102,6 +103,14 @@ impl Plan {
                 filter: true,
             },
             patterns_max: 100,
+            presence: PresenceOptions {
+                roster_limit: random.pick(&[0, 4, 500]),
+                grace_ms: random.pick(&[0, 100, 2_000]),
+                members_max: if random.chance(10) { random.between(1, 6) as u32 } else { 1_000 },
+                typing_ms: random.between(300, 2_000) as u32,
+                typing_max: if random.chance(20) { 2 } else { 100 },
+                viewers_interval_ms: random.between(1_000, 3_000) as u32,
+            },
             echo: false,
         };
         let credits_max = random.between(2, 40) as u32;
@@ -131,7 +140,6 @@ impl Plan {
             credits_max,
             address_connections_max: random.pick(&[3, 1_000, 1_000]),
             user_rate: RateOptions { requests_max: random.pick(&[5, 1_000]), window_s: 2, keys_max: 100 },
-            viewers_interval_ms: random.between(1_000, 3_000) as u32,
             retention: Vec::new(),
             quotas: vec![(name(APP), quota)],
             hooks: vec![hook],
@@ -142,6 +150,7 @@ impl Plan {
             answers: asks_max as usize * 2 + random.between(4, 64) as usize,
             seats: 1,
             events: credits_max as usize + random.between(1, 30) as usize,
+            presence: random.pick(&[1, 3, 64]),
             orchestrator: random.between(2, 64) as usize,
         };
         let steps = random.between(150, 400);
@@ -165,8 +174,8 @@ impl Plan {
             events: random.pick(&[0, 10, 50]),
             faults: if retention { 0 } else { random.pick(&[0, 0, 100]) },
             stalls: random.chance(30),
-            hook_trouble: true,
             waits_for_ticks: random.chance(50),
+            hook_trouble: true,
             losses: if retention { 0 } else { random.pick(&[0, 0, 20]) },
             retention,
             resumes: random.chance(75),

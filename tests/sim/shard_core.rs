@@ -117,8 +117,13 @@ impl ShardCore {
         self.shard.partition_mut().retry(&mut doors);
         for _ in 0..most {
             let Some(sealed) = self.inbox.partition.pop() else { break };
-            scene.truth.ordered(&sealed);
-            self.shard.partition_mut().publish(&sealed, &mut doors);
+            if self.shard.order(now, &sealed, &mut doors) {
+                scene.truth.ordered(&sealed);
+            }
+        }
+        for _ in 0..most {
+            let Some(letter) = self.inbox.presence.pop() else { break };
+            self.shard.on_presence(now, letter);
         }
         for _ in 0..most {
             if scene.plan.waits_for_ticks && !self.shard.takes_events() {
@@ -250,6 +255,15 @@ impl ShardCore {
             self.do_one(scene, action);
         }
         self.shard.set_busy_outside(!self.unsent.is_empty());
+        let reserve = scene.plan.orchestrator.credits_max as usize;
+        let mut doors = EventDoors { doors: &self.doors, reserve, rung: &mut self.rung };
+        while let Some(sealed) = self.shard.poll_news() {
+            scene.truth.said_of_members(&sealed);
+            scene.truth.ordered(&sealed);
+            scene.truth.entered += 1;
+            self.shard.partition_mut().publish(&sealed, &mut doors);
+        }
+        self.shard.flush_presence(scene.now, &mut doors);
     }
 
     fn do_one(&mut self, scene: &mut Scene<'_>, action: Action) {

@@ -162,7 +162,8 @@ fn class_of(said: &Said) -> u8 {
     match kind.as_str() {
         "message.new" | "typing.start" | "typing.stop" => 1,
         kind if kind.starts_with("custom.") => 1,
-        "channel.updated" | "viewers.updated" | "user.updated" => 2,
+        "channel.updated" | "viewers.updated" | "user.updated" | "presence.changed" | "member.joined"
+        | "member.left" => 2,
         _ => 0,
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ringcast::store::{Appended, NewEvent};
+use ringcast::wire::event::EventKind;
 use ringcast::wire::sealed::Sealed;
 
 /// A committed event.
@@ -45,6 +46,12 @@ pub(crate) struct Truth {
     pub(crate) entered: u64,
     pub(crate) dropped_on_the_way: u64,
     pub(crate) recovered_asked: bool,
+    /// Who was said to have come to a channel and not to have left since.
+    members: BTreeSet<(String, String)>,
+    /// Members are told one by one whatever happens, so nobody comes or leaves without a word.
+    pub(crate) tells_members: bool,
+    /// Who types where, as the partitions ordered it.
+    typing: BTreeSet<(String, String)>,
     next_number: u64,
 }
 
@@ -90,7 +97,7 @@ impl Truth {
         }
         if !request.is_post || status != 201 {
             assert!(
-                matches!(status, 200 | 201 | 202 | 422 | 429 | 503),
+                matches!(status, 200 | 201 | 202 | 409 | 422 | 429 | 503),
                 "status {status}: {}",
                 String::from_utf8_lossy(body)
             );
@@ -107,11 +114,47 @@ impl Truth {
 
     /// A partition gives an event its place.
     pub(crate) fn ordered(&mut self, sealed: &Sealed) {
+        let writer = || (sealed.topic().name.to_string(), sealed.event().user_id.as_str().to_owned());
+        match sealed.kind() {
+            EventKind::TypingStart => _ = self.typing.insert(writer()),
+            EventKind::TypingStop => _ = self.typing.remove(&writer()),
+            _ => {}
+        }
         if let Some(number) = number_of(sealed) {
             let place = self.order.len() as u64;
             let before = self.order.insert(number, place);
             assert_eq!(before, None, "event {number} passes its partition once");
         }
+    }
+}
+
+impl Truth {
+    /// A partition shard says something of members: each comes before it leaves, and leaves before it comes again.
+    pub(crate) fn said_of_members(&mut self, sealed: &Sealed) {
+        let channel = sealed.topic().name.to_string();
+        let user = sealed.event().user_id.as_str().to_owned();
+        match sealed.kind() {
+            EventKind::MemberJoined => {
+                let new = self.members.insert((channel.clone(), user.clone()));
+                assert!(new || !self.tells_members, "{user} joins {channel} twice");
+            }
+            EventKind::MemberLeft => {
+                let was = self.members.remove(&(channel.clone(), user.clone()));
+                assert!(was || !self.tells_members, "{user} leaves {channel} without having joined it");
+            }
+            _ => {}
+        }
+    }
+
+    /// A process has ended, and with it all that it knew of who is there.
+    pub(crate) fn forget_people(&mut self) {
+        self.members.clear();
+        self.typing.clear();
+    }
+
+    /// Of everybody who was said to type it was said that this ended.
+    pub(crate) fn assert_nobody_types(&self) {
+        assert!(self.typing.is_empty(), "the end of typing is told: {:?}", self.typing);
     }
 }
 

@@ -77,6 +77,8 @@ pub(crate) struct Viewer {
     /// Channels that it left before it was let in.
     left_early: BTreeSet<String>,
     pub(crate) asked: BTreeMap<u64, Asked>,
+    /// Commands that are answered only if they are refused.
+    pub(crate) mentioned: BTreeSet<u64>,
     /// Critical events, by channel and number, that it must get.
     pub(crate) owed: BTreeSet<(String, u64)>,
     pub(crate) positions: BTreeMap<String, (String, u64)>,
@@ -125,6 +127,7 @@ impl Viewer {
             watching: BTreeMap::new(),
             left_early: BTreeSet::new(),
             asked: BTreeMap::new(),
+            mentioned: BTreeSet::new(),
             owed: BTreeSet::new(),
             positions: BTreeMap::new(),
             closed_with: None,
@@ -137,6 +140,7 @@ impl Viewer {
         self.watching.clear();
         self.left_early.clear();
         self.asked.clear();
+        self.mentioned.clear();
         self.owed.clear();
         self.phase = Phase::Leaving;
     }
@@ -208,6 +212,7 @@ impl Viewer {
                 other => panic!("{other:?} is answered by {json}"),
             },
             "pong" => assert!(matches!(self.answered(json), Asked::Ping)),
+            "error" if json["id"].as_u64().is_some_and(|id| self.mentioned.remove(&id)) => {}
             "error" => {
                 if let Asked::Subscribe { channel, .. } = self.answered(json)
                     && json["code"] == "unsubscribed"

@@ -18,17 +18,17 @@ const HEAD: &[u8] =
     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 
 /// The shard, and the channel that everybody watches.
-pub struct Stage {
-    pub shard: Shard,
-    pub now: Now,
-    pub topic: Topic,
+pub(crate) struct Stage {
+    pub(crate) shard: Shard,
+    pub(crate) now: Now,
+    pub(crate) topic: Topic,
     batch: SendBatch,
     results: Vec<(u32, SendResult)>,
     seats: u64,
 }
 
 impl Stage {
-    pub fn new(options: ShardOptions) -> Self {
+    pub(crate) fn new(options: ShardOptions) -> Self {
         let name = |name| Name::new(name).expect("a name");
         let app = AppOptions { anonymous_read: true, ..AppOptions::new(name("demo"), [0; 32]) };
         let hasher = TopicHasher::new(7);
@@ -39,14 +39,14 @@ impl Stage {
     }
 
     /// A viewer asks to join.
-    pub fn join(&mut self, heard: &mut impl FnMut(&Action)) {
+    pub(crate) fn join(&mut self, heard: &mut impl FnMut(&Action)) {
         let Ok(Head::Upgrade(upgrade)) = parse_head(HEAD) else { panic!("the head is an upgrade") };
         self.shard.on_upgrade(self.now, &upgrade, Origin { address: None, loopback: true }).expect("a ticket");
         self.act(heard);
     }
 
     /// Answers what the shard asks; whatever else it wants done is told.
-    pub fn act(&mut self, heard: &mut impl FnMut(&Action)) {
+    pub(crate) fn act(&mut self, heard: &mut impl FnMut(&Action)) {
         while let Some(action) = self.shard.poll_action() {
             let answer = match action {
                 Action::Ask(ToOrchestrator::AskSeat { ticket, channel, .. }) => {
@@ -69,7 +69,7 @@ impl Stage {
     }
 
     /// An event of the channel; a stored one has a seq.
-    pub fn event(&self, kind: EventKind, seq: u64, text: &str) -> Sealed {
+    pub(crate) fn event(&self, kind: EventKind, seq: u64, text: &str) -> Sealed {
         let event = Event {
             seq,
             epoch: u64::from(seq > 0),
@@ -80,7 +80,11 @@ impl Stage {
     }
 
     /// One submit: `take` says how many bytes of a send its socket takes. True while more waits.
-    pub fn submit(&mut self, heard: &mut impl FnMut(&Action), mut take: impl FnMut(ClientId, &[u8]) -> usize) -> bool {
+    pub(crate) fn submit(
+        &mut self,
+        heard: &mut impl FnMut(&Action),
+        mut take: impl FnMut(ClientId, &[u8]) -> usize,
+    ) -> bool {
         let more = self.shard.poll_fanout(self.now, &mut self.batch);
         self.results.clear();
         for (at, send) in self.batch.sends().iter().enumerate() {
@@ -97,7 +101,7 @@ impl Stage {
     }
 
     /// Submits until nothing waits; every socket takes everything. Returns the number of sends.
-    pub fn settle(&mut self) -> u64 {
+    pub(crate) fn settle(&mut self) -> u64 {
         let mut sends = 0;
         let mut count = |_: ClientId, bytes: &[u8]| {
             sends += 1;

@@ -10,6 +10,7 @@ use ringcast::base::{Name, Ulid};
 use ringcast::wire::close::Closing;
 use ringcast::wire::event::{EventKind, REGISTRY};
 use ringcast::wire::http::{Dialect, switching_protocols};
+use ringcast::wire::presence;
 use ringcast::wire::problem::Problem;
 use ringcast::wire::reply;
 use ringcast::wire::sealed::{Event, Member, Sealed};
@@ -46,7 +47,14 @@ fn event(kind: EventKind) -> Event {
         kind if kind.row().stored => message(stored),
         EventKind::Custom => Event { custom_name: "custom.goal".into(), data: Some("9".into()), ..event },
         EventKind::TypingStart | EventKind::TypingStop => Event { user_id: "u1".into(), ..event },
-        EventKind::ViewersUpdated => Event { members: vec![("connections".into(), Member::Number(u64::MAX))], ..event },
+        EventKind::ViewersUpdated => presence::viewers_event(event.topic, u64::MAX, 3, true, event.ts_ms),
+        EventKind::MemberJoined | EventKind::MemberLeft => {
+            presence::member_event(kind, event.topic, "u1", "Ann", event.ts_ms)
+        }
+        EventKind::PresenceChanged => {
+            let status = presence::Status { state: presence::PresenceState::Away, text: "back at 9".into() };
+            presence::status_event(event.topic, "u1", "Ann", &status, event.ts_ms)
+        }
         _ => Event { members: vec![("more".into(), Member::Json("{\"b\":true}".into()))], ..event },
     }
 }
@@ -125,6 +133,8 @@ fn heads(out: &mut String) {
     line(out, "refusal", &Problem::new(404, "unknown_app", "no app \"x\" on this node").response());
     let again = Problem::new(503, "draining", "this node is going away").retry_after(5);
     line(out, "refusal, to be tried again", &again.response());
+    let crowd = Problem::new(409, "too_many_watch", "501 connections watch");
+    line(out, "refusal with a number", &crowd.body_with(&[("connections", 501)]));
     let version = Problem::new(426, "websocket_version", "this node speaks WebSocket version 13");
     line(out, "refusal with a field", &version.with_header("sec-websocket-version", "13").response());
 }

@@ -1,0 +1,337 @@
+//! Who is there: members of a channel while few watch, their number while many do, what they say of themselves, and that
+//! nobody types for ever.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::client::Client;
+use crate::node::{LOOK, Node, fresh, shared, temp_dir};
+
+/// A node with its own limits of presence; the directory goes with it.
+fn node_with(presence: &str) -> (Node, TempDir) {
+    let dir = temp_dir();
+    let file = dir.path().join("node.toml");
+    fs::write(&file, format!("[presence]\n{presence}\n")).unwrap();
+    let node = Node::start_in(dir.path(), &["--config", file.to_str().unwrap(), "--shards", "2"]);
+    (node, dir)
+}
+
+/// The next event whose type begins so; what else comes is passed over.
+fn next_of(client: &mut Client, prefix: &str) -> Value {
+    loop {
+        let event = client.next().json();
+        if event["type"].as_str().unwrap().starts_with(prefix) {
+            return event;
+        }
+    }
+}
+
+/// The next thing said of a member, in short.
+fn next_member(client: &mut Client) -> String {
+    let event = next_of(client, "member.");
+    format!("{} {}", event["type"].as_str().unwrap(), event["user"]["id"].as_str().unwrap())
+}
+
+fn watch_as(node: &Node, channel: &str, user: &str) -> Client {
+    let mut client = node.watch_as(channel, user);
+    client.ready();
+    client
+}
+
+/// As a process that is killed leaves its connections behind when there is unread data.
+fn reset(client: Client) {
+    socket2::SockRef::from(&client.stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
+fn audience(node: &Node, channel: &str) -> (u64, u64) {
+    let answer = node.http().get(&format!("/v1/demo/channels/{channel}/viewers"));
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let json = answer.json();
+    (json["connections"].as_u64().unwrap(), json["users"].as_u64().unwrap())
+}
+
+fn await_audience(node: &Node, channel: &str, expected: (u64, u64)) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while audience(node, channel) != expected {
+        assert!(Instant::now() < deadline, "{:?} watch, not {expected:?}", audience(node, channel));
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn presence(node: &Node, channel: &str) -> crate::client::Answer {
+    node.http().get(&format!("/v1/demo/channels/{channel}/presence"))
+}
+
+/// A user comes and goes, and nothing else is said meanwhile.
+fn visit(node: &Node, watcher: &mut Client, user: &str) {
+    // Who is gone before its coming was told never came.
+    let visitor = watch_as(node, "d1", user);
+    assert_eq!(next_member(watcher), format!("member.joined {user}"));
+    drop(visitor);
+    assert_eq!(next_member(watcher), format!("member.left {user}"));
+}
+
+#[test]
+fn case_d1_two_tabs_of_a_user_are_one_member_until_the_last_is_gone() {
+    let (node, _dir) = node_with("grace_ms = 1000");
+    let mut bob = node.watch("d1");
+    bob.ready();
+    let tabs = [watch_as(&node, "d1", "ann"), watch_as(&node, "d1", "ann")];
+    assert_eq!(next_member(&mut bob), "member.joined ann");
+    await_audience(&node, "d1", (3, 1));
+    let [first, second] = tabs;
+    first.close();
+    // Who comes and goes meanwhile shows that a grace has passed.
+    visit(&node, &mut bob, "cid");
+    reset(second);
+    assert_eq!(next_member(&mut bob), "member.left ann");
+    await_audience(&node, "d1", (1, 0));
+
+    // A page that is loaded again.
+    let ann = watch_as(&node, "d1", "ann");
+    assert_eq!(next_member(&mut bob), "member.joined ann");
+    reset(ann);
+    let ann = watch_as(&node, "d1", "ann");
+    visit(&node, &mut bob, "dan");
+    ann.close();
+    assert_eq!(next_member(&mut bob), "member.left ann");
+    node.assert_alive();
+}
+
+#[test]
+fn a_roster_names_its_members_until_too_many_watch() {
+    let (node, _dir) = node_with("roster_limit = 4\ngrace_ms = 0");
+    let empty = presence(&node, "crowd");
+    assert_eq!((empty.status, empty.json()), (200, json!({"connections": 0, "users": 0, "members": []})));
+    let mut bob = node.watch("crowd");
+    bob.ready();
+    let ann = [watch_as(&node, "crowd", "ann"), watch_as(&node, "crowd", "ann")];
+    let cid = watch_as(&node, "crowd", "cid");
+    await_audience(&node, "crowd", (4, 2));
+    let member =
+        |user: &str, connections: u64| json!({"user": {"id": user}, "connections": connections, "state": "online"});
+    let roster = presence(&node, "crowd");
+    assert_eq!(
+        (roster.status, roster.json()),
+        (200, json!({"connections": 4, "users": 2, "members": [member("ann", 2), member("cid", 1)]}))
+    );
+    assert_eq!([next_member(&mut bob), next_member(&mut bob)], ["member.joined ann", "member.joined cid"]);
+
+    let dan = watch_as(&node, "crowd", "dan");
+    await_audience(&node, "crowd", (5, 3));
+    let refused = presence(&node, "crowd");
+    refused.assert_problem(409, "too_many_watch");
+    assert_eq!((&refused.json()["connections"], &refused.json()["users"]), (&json!(5), &json!(3)));
+    // Of the fifth nobody was told but by number.
+    loop {
+        let event = bob.next().json();
+        assert_eq!(event["type"], "viewers.updated", "{event}");
+        if event["presence"] == "count" {
+            assert_eq!((&event["connections"], &event["users"]), (&json!(5), &json!(3)));
+            break;
+        }
+    }
+    dan.close();
+    await_audience(&node, "crowd", (4, 2));
+    presence(&node, "crowd").assert_problem(409, "too_many_watch");
+    cid.close();
+    await_audience(&node, "crowd", (3, 1));
+    let roster = presence(&node, "crowd");
+    assert_eq!(roster.json(), json!({"connections": 3, "users": 1, "members": [member("ann", 2)]}));
+    drop(ann);
+    assert_eq!(next_member(&mut bob), "member.left cid");
+    assert_eq!(next_member(&mut bob), "member.left ann");
+}
+
+#[test]
+fn rosters_are_asked_for_rightly() {
+    let node = shared();
+    let channel = fresh("asked");
+    let path = format!("/v1/demo/channels/{channel}/presence");
+    let answer = node.http().post(&path, &node.key(), "{}");
+    answer.assert_problem(405, "method");
+    assert_eq!(answer.field("allow"), Some("GET"));
+    node.http().get("/v1/demo/channels/a%20b/presence").assert_problem(400, "bad_name");
+    node.http().get("/v1/nobody/channels/a/presence").assert_problem(404, "unknown_app");
+    let mut http = node.http();
+    for _ in 0..50 {
+        assert_eq!(http.get(&path).status, 200);
+    }
+}
+
+#[test]
+fn case_d3_watching_and_leaving_at_once_leaves_no_member() {
+    let (node, _dir) = node_with("grace_ms = 100");
+    for round in 0..10_u64 {
+        let token = node.token("ann");
+        let mut clients: Vec<Client> =
+            (0..6).map(|_| Client::open(node.listen, &format!("/v1/demo/ws?token={token}"))).collect();
+        for client in &mut clients {
+            for n in 0..20 {
+                let channel = format!("d3-{}", n % 3);
+                client.say(&json!({"type": "subscribe", "channel": channel}));
+                if n % (round + 2) != 0 {
+                    client.say(&json!({"type": "unsubscribe", "channel": channel}));
+                }
+            }
+        }
+        for client in clients.drain(..3) {
+            reset(client);
+        }
+        for mut client in clients {
+            client.settle();
+        }
+    }
+    for n in 0..3 {
+        let channel = format!("d3-{n}");
+        await_audience(&node, &channel, (0, 0));
+        assert_eq!(presence(&node, &channel).json()["members"], json!([]));
+    }
+    let metrics = node.await_metrics("nobody is left", |metrics| metrics.sum("ringcast_connections", "") == 0);
+    assert_eq!(metrics.sum("ringcast_used", "what=\"presence_members\""), 0);
+    assert_eq!(metrics.sum("ringcast_used", "what=\"presence_untold\""), 0);
+    metrics.assert_balanced();
+}
+
+#[test]
+fn a_status_is_told_where_its_user_watches_and_shown_in_the_roster() {
+    let node = shared();
+    let (channel, later) = (fresh("status"), fresh("later"));
+    let mut bob = node.watch(&channel);
+    bob.ready();
+    let mut ann = watch_as(node, &channel, "ann");
+    ann.say(&json!({"type": "status", "state": "away", "text": "tea ☕", "id": 1}));
+    assert_eq!(ann.event(), json!({"type": "ack", "id": 1}));
+    let changed = next_of(&mut bob, "presence.");
+    assert_eq!(
+        (&changed["type"], &changed["channel"], &changed["user"], &changed["state"], &changed["text"]),
+        (&json!("presence.changed"), &json!(channel), &json!({"id": "ann"}), &json!("away"), &json!("tea ☕"))
+    );
+    let shown = json!([{"user": {"id": "ann"}, "connections": 1, "state": "away", "text": "tea ☕"}]);
+    assert_eq!(presence(node, &channel).json()["members"], shown);
+    // It also holds where the connection comes to later.
+    let mut carl = node.watch(&later);
+    carl.ready();
+    ann.say(&json!({"type": "subscribe", "channel": later}));
+    assert_eq!(next_member(&mut carl), "member.joined ann");
+    assert_eq!(next_of(&mut carl, "presence.")["state"], "away");
+    assert_eq!(presence(node, &later).json()["members"], shown);
+}
+
+#[test]
+fn what_is_no_status_is_answered() {
+    let node = shared();
+    let mut ann = watch_as(node, &fresh("no-status"), "ann");
+    let mut code = |command: Value| {
+        ann.say(&command);
+        let answer = ann.event();
+        assert_eq!((&answer["type"], &answer["id"]), (&json!("error"), &command["id"]), "{answer}");
+        answer["code"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(code(json!({"type": "status", "id": 1})), "bad_field");
+    assert_eq!(code(json!({"type": "status", "id": 2, "state": "asleep"})), "bad_field");
+    assert_eq!(code(json!({"type": "status", "id": 3, "state": "away", "text": "x".repeat(257)})), "bad_field");
+    // The second is the node's own, so two may pass, and not five.
+    let mut refused = 0;
+    for n in 0..5 {
+        ann.say(&json!({"type": "status", "state": "online", "id": n}));
+        refused += u32::from(ann.event()["code"] == "over_rate");
+    }
+    assert!(refused >= 3, "{refused} of 5 were refused");
+    let mut nobody = node.watch(&fresh("no-status"));
+    nobody.ready();
+    nobody.say(&json!({"type": "status", "state": "away", "id": 9}));
+    assert_eq!(nobody.event()["code"], "anonymous");
+}
+
+#[test]
+fn a_reader_that_shows_its_token_becomes_a_member() {
+    let node = shared();
+    let channel = fresh("auth");
+    let mut bob = node.watch(&channel);
+    bob.ready();
+    let mut ann = node.watch(&channel);
+    ann.ready();
+    await_audience(node, &channel, (2, 0));
+    ann.say(&json!({"type": "auth", "token": node.token("ann")}));
+    assert_eq!(next_member(&mut bob), "member.joined ann");
+    await_audience(node, &channel, (2, 1));
+}
+
+#[test]
+fn nobody_types_for_ever() {
+    let (node, _dir) = node_with("typing_ms = 1000\ngrace_ms = 60000");
+    let mut bob = node.watch("typing");
+    bob.ready();
+    let say = |client: &mut Client, bob: &mut Client| {
+        client.say(&json!({"type": "typing", "channel": "typing", "state": "start"}));
+        let began = next_of(bob, "typing.");
+        assert_eq!((&began["type"], &began["user"]["id"]), (&json!("typing.start"), &json!("ann")));
+    };
+    let stopped = |bob: &mut Client| {
+        let ended = next_of(bob, "typing.");
+        assert_eq!((&ended["type"], &ended["user"]["id"]), (&json!("typing.stop"), &json!("ann")));
+    };
+    // It says nothing more.
+    let mut ann = watch_as(&node, "typing", "ann");
+    say(&mut ann, &mut bob);
+    stopped(&mut bob);
+    // It stops by itself, and is not stopped once more.
+    say(&mut ann, &mut bob);
+    ann.say(&json!({"type": "typing", "channel": "typing", "state": "stop"}));
+    while bob.event()["type"] != "typing.stop" {}
+    // It leaves the channel, and then its connection ends, both long before the second is over.
+    let mut began = Instant::now();
+    let mut soon = 0;
+    for way in 0..2 {
+        let mut cid = watch_as(&node, "typing", "ann");
+        drop(ann);
+        await_audience(&node, "typing", (2, 1));
+        say(&mut cid, &mut bob);
+        began = Instant::now();
+        if way == 0 {
+            cid.say(&json!({"type": "unsubscribe", "channel": "typing"}));
+        } else {
+            reset(cid);
+            cid = watch_as(&node, "elsewhere", "ann");
+        }
+        stopped(&mut bob);
+        soon += u32::from(began.elapsed() < Duration::from_millis(900));
+        ann = cid;
+    }
+    assert!(soon > 0 || began.elapsed() > Duration::from_secs(5), "who is gone does not type until its time is over");
+    let metrics =
+        node.await_metrics("the table is empty", |metrics| metrics.sum("ringcast_used", "what=\"typing\"") == 0);
+    metrics.assert_balanced();
+}
+
+#[test]
+fn a_storm_of_joins_costs_deliveries_that_grow_with_the_audience() {
+    const VIEWERS: u64 = 400;
+    let (node, _dir) = node_with("roster_limit = 20");
+    let mut clients: Vec<Client> = (0..VIEWERS).map(|n| node.watch_as("storm", &format!("u{n}"))).collect();
+    for client in &mut clients {
+        client.ready();
+    }
+    await_audience(&node, "storm", (VIEWERS, VIEWERS));
+    // The last total is told to everybody.
+    for client in &mut clients {
+        while next_of(client, "viewers.")["users"] != VIEWERS {}
+    }
+    let metrics =
+        node.await_metrics("all are reported", |metrics| metrics.sum("ringcast_connections", "") == VIEWERS as i64);
+    let of = |outcome: &str| {
+        let lines = metrics.0.lines().filter(|line| {
+            line.starts_with("ringcast_deliveries_total{class=\"mergeable\"")
+                && line.contains(&format!("outcome=\"{outcome}\""))
+        });
+        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum::<u64>()
+    };
+    let deliveries = of("published");
+    // Each told to each would be 80,000.
+    assert!((VIEWERS..VIEWERS * 20).contains(&deliveries), "{deliveries} deliveries for {VIEWERS} joins");
+    metrics.assert_balanced();
+}

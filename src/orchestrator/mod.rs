@@ -54,7 +54,7 @@ pub struct OrchestratorOptions {
     pub quotas: Vec<(Name, Quota)>,
     /// How the messages of each app are judged, by its place in the configuration.
     pub hooks: Vec<Option<HookRule>>,
-    /// Messages that are being judged at a time, of all apps.
+    /// Messages of one app that are being judged at a time.
     pub hooks_max: u32,
     /// A source of what makes message ids unique; fresh at every start.
     pub seed: u64,
@@ -338,7 +338,6 @@ impl Orchestrator {
             ("user_rates", self.user_rate.gauge()),
             ("alarm_changes", self.alarms.gauge()),
             ("gatherings", self.gatherings.gauge()),
-            ("hooks", self.hooks.gauge(self.options.hooks_max)),
         ];
         gauges.extend(self.limits.gauges());
         gauges
@@ -364,8 +363,11 @@ impl Orchestrator {
     fn app_gauges(&self) -> Vec<(&'static str, Name, Gauge)> {
         let apps = self.options.quotas.iter().map(|(name, _)| name).enumerate();
         let rows = apps.flat_map(|(at, name)| {
-            let gauges = self.quotas.gauges(at, self.seating.channels_of(name));
-            gauges.map(|(what, gauge)| (what, name.clone(), gauge))
+            let app = AppId(at as u16);
+            let judges = self.options.hooks.get(at).is_some_and(Option::is_some);
+            let judged = judges.then(|| ("app_hooks", self.hooks.gauge(app, self.options.hooks_max)));
+            let gauges = self.quotas.gauges(at, self.seating.channels_of(name)).chain(judged);
+            gauges.map(|(what, gauge)| (what, name.clone(), gauge)).collect::<Vec<_>>()
         });
         rows.collect()
     }

@@ -428,7 +428,8 @@ impl Shard {
             ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
             ("addresses", self.address_rate.gauge()),
         ];
-        gauges.extend(self.attendance.gauges(subscriptions_max));
+        let channels_max = u64::from(self.options.shards) * u64::from(self.options.index.channels_max);
+        gauges.extend(self.attendance.gauges(subscriptions_max, channels_max));
         gauges
     }
 

@@ -3,7 +3,8 @@
 //! Always true: 0 is done, 1 is a check or an audit that failed, 2 is wrong use, 3 is a machine or data that refuse.
 
 use clap::{Args, Parser, Subcommand};
-use ringcast::config::{Config, Overrides, demo};
+use ringcast::base::Name;
+use ringcast::config::{Config, Overrides, demo, fresh};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -41,6 +42,11 @@ enum Command {
     /// The token is signed with the secret in DIR/demo.jwt, which a node makes at its first start. Apps of a
     /// configuration sign their tokens where their users log in.
     Token(TokenArgs),
+    /// Make an app: a block for the configuration, with fresh keys
+    App {
+        #[command(subcommand)]
+        command: AppCommand,
+    },
     /// Put a measured load on a node of this machine and audit every delivery
     Load(ringcast::load::LoadArgs),
     /// Watch one channel and print its events, a line each
@@ -51,6 +57,19 @@ enum Command {
     CheckConfig {
         /// The file
         file: PathBuf,
+    },
+}
+
+#[derive(Subcommand)]
+enum AppCommand {
+    /// Print an `[[app]]` with a fresh secret, to be appended to a configuration, and its server key
+    ///
+    /// The block goes to standard output, so `>> ringcast.toml` takes it and nothing else. The server key goes to standard
+    /// error, once: the block holds its hash only.
+    New {
+        /// The app's name: 1 to 128 of A-Z a-z 0-9 . _ - : @
+        #[arg(value_parser = |text: &str| Name::new(text).map_err(|why| why.to_string()))]
+        name: Name,
     },
 }
 
@@ -114,6 +133,7 @@ fn main() -> ExitCode {
         Command::Watch(args) => return ringcast::load::run_watch(&args),
         Command::Serve(args) => serve(args),
         Command::Token(args) => token(&args),
+        Command::App { command: AppCommand::New { name } } => new_app(&name),
         Command::CheckConfig { file } => match Config::load(Some(&file), &Overrides::default()) {
             Ok(_) => {
                 println!("{}: good", file.display());
@@ -147,6 +167,13 @@ fn token(args: &TokenArgs) -> Result<(), (u8, String)> {
     let expires_s = now().saturating_add(args.expires).as_secs();
     let token = ringcast::admission::auth::make_token(secret.as_bytes(), &args.sub, args.name.as_deref(), expires_s);
     println!("{}", token.map_err(|why| (WRONG_USE, why))?);
+    Ok(())
+}
+
+fn new_app(name: &Name) -> Result<(), (u8, String)> {
+    let app = fresh::app(name).map_err(|why| (REFUSED, why))?;
+    print!("{}", app.block);
+    eprintln!("The server key of {name}, for its backend; it is not shown again:\n  {}", app.server_key);
     Ok(())
 }
 
@@ -206,5 +233,8 @@ mod tests {
         assert!(Cli::try_parse_from(["ringcast", "serve", "--shards", "0"]).is_err());
         assert!(Cli::try_parse_from(["ringcast", "serve", "--listen", "localhost:80"]).is_err());
         assert!(Cli::try_parse_from(["ringcast", "token"]).is_err());
+        assert!(Cli::try_parse_from(["ringcast", "app", "new", "shop"]).is_ok());
+        assert!(Cli::try_parse_from(["ringcast", "app", "new", "a shop"]).is_err());
+        assert!(Cli::try_parse_from(["ringcast", "app"]).is_err());
     }
 }

@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::admission::Apps;
+use crate::admission::{Apps, HookOptions};
 use crate::base::{Now, ShardId};
 use crate::config::{Config, Cores};
 use crate::doctor::{self, Machine, Severity};
 use crate::io::clock::Clock;
 use crate::io::committer::Committer;
 use crate::io::executor::Rouser;
-use crate::io::handoff::{MailboxSizes, PostOffice};
+use crate::io::handoff::{Blocklists, MailboxSizes, PostOffice, ShardDoors};
 use crate::io::life::Life;
 use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
 use crate::io::ring::{self, KernelFeatures, RingOptions};
@@ -29,7 +29,7 @@ use crate::io::shard_core::{self, ShardCoreParts};
 use crate::io::socket::{self, PortLock, SocketOptions};
 use crate::io::web_server::WebOptions;
 use crate::io::{admin, executor, machine, signal};
-use crate::orchestrator::{Orchestrator, OrchestratorOptions, RetentionRule};
+use crate::orchestrator::{HookRule, Orchestrator, OrchestratorOptions, RetentionRule};
 use crate::shard::{Shard, ShardOptions};
 use crate::store::sqlite::Sqlite;
 use crate::store::{OpenOptions, Store};
@@ -115,7 +115,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         orchestrator: (usize::from(shards) * config.shard.asks_max as usize).clamp(4_096, 65_536),
     };
     let office = PostOffice::new(shards, sizes);
-    let end_asked = signal::listen(Arc::clone(&office.orchestrator.door))
+    let end_asked = signal::listen(Arc::clone(&office.orchestrator.door), reloader(&config, &apps, &office.to_shards))
         .map_err(|error| refuse(format!("signals cannot be listened to: {error}")))?;
     let committer = Committer::start(store, pages, cores.orchestrator, office.news.clone(), sizes.orchestrator)
         .map_err(|error| refuse(format!("the store's threads cannot be started: {error}")))?;
@@ -133,8 +133,15 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         days: app.retention_days,
         messages: app.retention_messages,
     });
-    let orchestrator_options =
-        OrchestratorOptions { seed: random(), retention: retention.collect(), ..config.orchestrator.clone() };
+    let hook_rule = |hook: &HookOptions| HookRule { budget_ms: hook.budget_ms, fails_open: hook.fails_open };
+    let orchestrator_options = OrchestratorOptions {
+        seed: random(),
+        retention: retention.collect(),
+        quotas: apps.iter().map(|app| (app.name.clone(), app.quota)).collect(),
+        hooks: apps.iter().map(|app| app.hook.as_ref().map(hook_rule)).collect(),
+        ..config.orchestrator.clone()
+    };
+    let hooks = apps.iter().map(|app| app.hook.clone()).collect();
     let rooms: Vec<_> = rooms.into_iter().map(|row| (row.key, row.room)).collect();
     {
         let (hasher, life, to_shards) = (hasher.clone(), Arc::clone(&life), office.to_shards.clone());
@@ -151,6 +158,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 inbox,
                 shards: to_shards,
                 committer,
+                hooks,
                 clock,
                 life,
                 end_asked,
@@ -178,7 +186,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             notsent_lowat_bytes: config.notsent_lowat_bytes,
             user_timeout_ms: config.user_timeout_ms,
         };
-        let head_ms_max = config.head_timeout_ms;
+        let (head_ms_max, proxies) = (config.head_timeout_ms, config.proxies.clone());
         let core_failed = Arc::clone(&failed);
         let main = move || async move {
             let ended = shard_core::run(ShardCoreParts {
@@ -193,6 +201,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 reserve: credits,
                 guests_max,
                 head_ms_max,
+                proxies,
                 clock,
                 life: Arc::clone(&life),
             })
@@ -243,6 +252,26 @@ fn examine(config: &Config, cpus: &[usize]) -> Result<(), NodeError> {
         }
     }
     Ok(())
+}
+
+/// What SIGHUP does: reads the blocklists again and gives them to every shard.
+fn reloader(config: &Config, apps: &Apps, shards: &[ShardDoors]) -> impl FnMut() + Send + 'static {
+    let (config, apps, shards) = (config.clone(), apps.clone(), shards.to_vec());
+    move || {
+        let (lists, faults) = config.read_blocklists();
+        for fault in faults {
+            eprintln!("ringcast: {fault}");
+        }
+        let read = lists.len();
+        let lists = lists.into_iter().filter_map(|(app, list)| Some((apps.find(app.as_str()).ok()?.0, list)));
+        let lists: Blocklists = Arc::new(lists.collect());
+        for shard in &shards {
+            // One that was not taken yet is older.
+            drop(shard.blocklists.replace(Arc::clone(&lists)));
+            shard.blocklists.ring();
+        }
+        eprintln!("ringcast: {read} blocklists were read again");
+    }
 }
 
 /// What a shard is made of before its thread runs.

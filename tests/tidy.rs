@@ -60,13 +60,14 @@ const DOORS: &[(&str, &[&str])] = &[
     ("jsonwebtoken", &["admission/auth.rs"]),
     ("sha2", &["admission/auth.rs"]),
     ("subtle", &["admission/auth.rs"]),
+    ("aho_corasick", &["admission/blocklist.rs"]),
     ("cuckoofilter", &["fanout/filter.rs"]),
     ("hashbrown", &["fanout/index"]),
     ("crossbeam", &["post/mailbox.rs"]),
     ("rusqlite", &["store/sqlite"]),
     ("hdrhistogram", &["metrics/", "load/"]),
     ("clap", &["main.rs", "load/"]),
-    ("toml", &["config/"]),
+    ("toml", &["config/", "load/foreign.rs"]),
     ("indicatif", &["load/"]),
     ("getrandom", &["config/demo.rs", "io/", "load/", "node.rs"]),
     ("mimalloc", &["main.rs"]),
@@ -459,6 +460,25 @@ fn tuning_fits_the_defaults() {
     assert!(number(sysctl, "fs.nr_open") >= number(unit, "LimitNOFILE"), "the kernel gives what the unit asks for");
     assert!(number(sysctl, "net.core.somaxconn") >= u64::from(config.backlog), "the backlog is not cut");
     assert!(number(sysctl, "net.core.wmem_max") >= u64::from(config.sndbuf_bytes), "the buffer is not cut");
+    let haproxy = fs::read_to_string(root().join("tuning/haproxy.cfg")).unwrap();
+    let seconds = |key: &str| {
+        let line = haproxy.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix(' '));
+        line.and_then(|value| value.strip_suffix('s')?.parse::<u64>().ok())
+            .unwrap_or_else(|| panic!("{key} in seconds"))
+    };
+    for key in ["timeout client", "timeout server"] {
+        assert!(seconds(key) > u64::from(config.shard.close_after_s), "{key}: silence is ended by the node");
+    }
+    for key in ["timeout client-fin", "timeout server-fin"] {
+        assert!(seconds(key) * 1_000 > u64::from(config.shard.linger_ms), "{key}: a Close has its time");
+    }
+    let server = format!(
+        "server one {} send-proxy-v2 check addr {} port {} ",
+        config.listen,
+        config.admin.ip(),
+        config.admin.port()
+    );
+    assert!(haproxy.contains(&server), "the proxy finds the node where it listens: {server}");
 }
 
 #[test]

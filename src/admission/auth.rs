@@ -201,15 +201,9 @@ mod tests {
 
     fn app() -> AppOptions {
         AppOptions {
-            name: Name::new("demo").unwrap(),
-            server_key_hash: hash_server_key("rk_right"),
             token_keys: vec![TokenKey::hs256(None, SECRET).unwrap()],
-            anonymous_read: true,
             origins: vec!["https://a.example".into()],
-            loopback_only: false,
-            message_bytes_max: 16 * 1024,
-            retention_days: 0,
-            retention_messages: 0,
+            ..AppOptions::new(Name::new("demo").unwrap(), hash_server_key("rk_right"))
         }
     }
 

@@ -7,11 +7,13 @@ pub mod account;
 pub mod alarm;
 pub mod ids;
 pub mod limits;
+pub mod network;
 pub mod room;
 pub mod time;
 
 pub use account::{Account, Class};
 pub use ids::{AppId, BadName, ClientId, Name, ShardId, Ulid};
 pub use limits::Gauge;
+pub use network::Network;
 pub use room::{ChannelKey, Given, RoomChange, RoomCount, RoomId, RoomReport};
 pub use time::Now;

@@ -3,14 +3,17 @@
 //! Tables flow in, [`AppOptions`] with their keys flow out. Always true: an app has a name of its own, a server key that
 //! only its hash is known of, and token keys of at least 32 bytes; and no error shows a secret.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Config;
 use super::keys::MESSAGE_BYTES_MAX;
 use super::table::{Sheet, Table};
-use crate::admission::AppOptions;
 use crate::admission::auth::TokenKey;
+use crate::admission::blocklist::Blocklist;
+use crate::admission::quota::Quota;
+use crate::admission::{AppOptions, HookOptions};
 use crate::base::Name;
+use crate::wire::hook::HookUrl;
 
 /// A table of apps is walked for every request.
 const APPS_MAX: usize = 256;
@@ -18,12 +21,27 @@ const APPS_MAX: usize = 256;
 const RETENTION_DAYS_MAX: u64 = 36_500;
 const RETENTION_MESSAGES_MAX: u64 = 1_000_000_000;
 
+/// A day.
+const TOKEN_GRACE_S_MAX: u64 = 86_400;
+/// What a hook may take that says nothing else, in milliseconds: a round trip in a LAN and some thought.
+const HOOK_BUDGET_MS: u32 = 50;
+/// How long its verdict may take to come at all, in milliseconds.
+const HOOK_LATE_MS: u32 = 5_000;
+
 /// Reads every app.
 pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
     let bytes_max = config.shard.socket.message_bytes_max.min(config.body_bytes_max);
-    let apps = &mut config.apps;
+    let patterns_max = config.shard.patterns_max;
+    let (apps, files) = (&mut config.apps, &mut config.blocklist_files);
     sheet.tables("app", |t| {
-        if let Some(app) = app(t, apps, bytes_max) {
+        let blocklist = blocklist_of(t, patterns_max);
+        let hook = hook(t);
+        if let Some(mut app) = app(t, apps, bytes_max) {
+            app.hook = hook;
+            if let Some((file, list)) = blocklist {
+                app.blocklist = Some(list);
+                files.push((app.name.clone(), file));
+            }
             apps.push(app);
         }
     });
@@ -42,6 +60,13 @@ fn app(t: &mut Table<'_, '_>, before: &[AppOptions], bytes_max: u32) -> Option<A
     t.number("message_bytes_max", 1..=u64::from(bytes_max), &mut message_bytes_max);
     t.number("retention_days", 0..=RETENTION_DAYS_MAX, &mut retention_days);
     t.number("retention_messages", 0..=RETENTION_MESSAGES_MAX, &mut retention_messages);
+    let mut quota = Quota::default();
+    t.number("connections_max", 0..=u64::from(u32::MAX), &mut quota.connections_max);
+    t.number("channels_max", 0..=u64::from(u32::MAX), &mut quota.channels_max);
+    t.number("messages_per_s", 0..=1_000_000, &mut quota.messages_per_s);
+    t.number("queued_bytes_max", 0..=u64::from(u32::MAX), &mut quota.queued_bytes_max);
+    let mut token_grace_s = None;
+    t.optional("token_grace_s", 0..=TOKEN_GRACE_S_MAX, &mut token_grace_s);
     let mut token_keys: Vec<TokenKey> = Vec::new();
     t.tables("token_key", |t| {
         if let Some(key) = token_key(t, &token_keys) {
@@ -80,8 +105,6 @@ fn app(t: &mut Table<'_, '_>, before: &[AppOptions], bytes_max: u32) -> Option<A
         return None;
     };
     Some(AppOptions {
-        name,
-        server_key_hash,
         token_keys,
         anonymous_read,
         origins,
@@ -89,7 +112,50 @@ fn app(t: &mut Table<'_, '_>, before: &[AppOptions], bytes_max: u32) -> Option<A
         message_bytes_max,
         retention_days,
         retention_messages,
+        quota,
+        token_grace_s,
+        ..AppOptions::new(name, server_key_hash)
     })
+}
+
+/// Reads a file of texts that are not allowed.
+pub(super) fn blocklist(file: &Path, patterns_max: u32) -> Result<Blocklist, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
+    Blocklist::new(&text, patterns_max).map_err(|bad| format!("{}, {bad}", file.display()))
+}
+
+fn blocklist_of(t: &mut Table<'_, '_>, patterns_max: u32) -> Option<(PathBuf, Blocklist)> {
+    let file = t.directory().join(t.text("blocklist_file", false)?);
+    match blocklist(&file, patterns_max) {
+        Ok(list) => Some((file, list)),
+        Err(why) => {
+            t.fault("blocklist_file", false, why);
+            None
+        }
+    }
+}
+
+fn hook(t: &mut Table<'_, '_>) -> Option<HookOptions> {
+    let (mut budget_ms, mut late_ms) = (HOOK_BUDGET_MS, HOOK_LATE_MS);
+    let url = t.text("hook_url", false);
+    t.number("hook_budget_ms", 1..=10_000, &mut budget_ms);
+    t.number("hook_late_ms", u64::from(budget_ms)..=60_000, &mut late_ms);
+    let fails = t.text("hook_fails", false);
+    let fails_open = match fails.as_deref() {
+        None | Some("open") => true,
+        Some("closed") => false,
+        Some(_) => {
+            t.fault("hook_fails", false, "\"open\" and \"closed\" are allowed");
+            return None;
+        }
+    };
+    match HookUrl::parse(&url?) {
+        Ok(url) => Some(HookOptions { url, budget_ms, late_ms: late_ms.max(budget_ms), fails_open }),
+        Err(why) => {
+            t.fault("hook_url", false, why);
+            None
+        }
+    }
 }
 
 fn public_key(
@@ -210,6 +276,45 @@ mod tests {
         assert!(matches!(authenticate(shop, Some(&token), 0), Ok(Speaker::User(_))));
         assert!(authenticate(game, Some(&token), 0).is_err());
         assert!(!game.anonymous_read && game.message_bytes_max == 16 * 1024);
+    }
+
+    #[test]
+    fn moderation_is_read_with_its_files() {
+        let head = format!("[[app]]\nname = \"shop\"\nserver_key_sha256 = \"{}\"\n", hash());
+        let dir = tempfile::tempdir().unwrap();
+        let words = dir.path().join("words");
+        std::fs::write(&words, "spam\neggs\n").unwrap();
+        let list = format!("blocklist_file = {words:?}\n");
+        let config =
+            load(&format!("{head}{list}hook_url = \"http://127.0.0.1:9/x\"\nhook_budget_ms = 9_000\n")).unwrap();
+        let app = &config.apps[0];
+        let hook = app.hook.as_ref().unwrap();
+        assert_eq!((hook.budget_ms, hook.late_ms, hook.fails_open), (9_000, 9_000, true));
+        assert_eq!(app.check_words(Some("SPAM"), None).unwrap_err().code, "blocked");
+        // Read again, it is what the file says now; a file that is no list is told and changes nothing.
+        std::fs::write(&words, "ham\n").unwrap();
+        let (lists, faults) = config.read_blocklists();
+        assert!(faults.is_empty() && lists[0].1.finds("ham") && !lists[0].1.finds("spam"));
+        std::fs::write(&words, "x\n".repeat(10_001)).unwrap();
+        let (lists, faults) = config.read_blocklists();
+        assert!(lists.is_empty() && faults[0].to_string().contains("line 10001: a list has at most 10000 patterns"));
+        for (text, start) in [
+            (list.as_str(), "x.toml:4: app.blocklist_file = "),
+            (
+                "blocklist_file = \"no-such-file\"\n",
+                "x.toml:4: app.blocklist_file = \"no-such-file\"\n  no-such-file cannot",
+            ),
+            (
+                "hook_url = \"http://localhost/\"\n",
+                "x.toml:4: app.hook_url = \"http://localhost/\"\n  a hook is written",
+            ),
+            ("hook_fails = \"perhaps\"\n", "x.toml:4: app.hook_fails = \"perhaps\"\n"),
+            ("hook_budget_ms = 0\n", "x.toml:4: app.hook_budget_ms = 0\n  1 to 10000 is allowed"),
+            ("hook_budget_ms = 100\nhook_late_ms = 99\n", "x.toml:5: app.hook_late_ms = 99\n  100 to 60000 is allowed"),
+        ] {
+            let error = load(&format!("{head}{text}")).unwrap_err();
+            assert!(error.starts_with(start), "{text}\n{error}");
+        }
     }
 
     #[test]

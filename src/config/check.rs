@@ -17,6 +17,10 @@ pub(super) fn check(config: &Config, notes: &mut Notes) {
     if config.listen == config.admin && config.listen.port() != 0 {
         refuse(notes, ["node.admin", "node.listen"], "node.listen and node.admin must differ");
     }
+    if config.proxies.proxy_protocol && config.proxies.networks.is_empty() {
+        let why = "proxies.networks is empty, so nobody's header would be believed: list the proxies";
+        refuse(notes, ["proxies.proxy_protocol", "proxies.networks"], why);
+    }
     let outbox = &shard.outbox;
     let slice = shard.tick_bytes_max.max(shard.write_bytes);
     let mut at_least = |key: &str, value: u64, than: &str, least: u64, why: &str| {
@@ -131,10 +135,10 @@ mod tests {
             ("[liveness]\nping_after_s = 90", 2, "liveness.ping_after_s = 90"),
             ("[liveness]\nclose_after_s = 60", 2, "liveness.close_after_s = 60"),
             ("[liveness]\nping_after_s = 9\nclose_after_s = 9", 3, "liveness.close_after_s = 9"),
-            ("[shard]\ntick_bytes_max = 131_073", 2, "shard.tick_bytes_max = 131_073"),
-            ("[socket]\nnotsent_lowat_bytes = 262_143", 2, "socket.notsent_lowat_bytes = 262_143"),
+            ("[shard]\ntick_bytes_max = 65_537", 2, "shard.tick_bytes_max = 65_537"),
+            ("[socket]\nnotsent_lowat_bytes = 131_071", 2, "socket.notsent_lowat_bytes = 131_071"),
             ("[shard]\ntick_bytes_max = 4096\nwrite_bytes = 200_000", 3, "shard.write_bytes = 200_000"),
-            ("[socket]\nsndbuf_bytes = 200_000", 2, "socket.sndbuf_bytes = 200_000"),
+            ("[socket]\nsndbuf_bytes = 100_000", 2, "socket.sndbuf_bytes = 100_000"),
             ("[outbox]\nevents_min = 2000", 2, "outbox.events_min = 2000"),
             ("[outbox]\nevents_max = 15", 2, "outbox.events_max = 15"),
             ("[outbox]\nlag_budget_ms = 40_000", 2, "outbox.lag_budget_ms = 40_000"),
@@ -145,6 +149,7 @@ mod tests {
             ("[ring]\ncq_entries = 128", 2, "ring.cq_entries = 128"),
             ("[ring]\nsq_entries = 32", 2, "ring.sq_entries = 32"),
             ("[drain]\ndeadline_ms = 100", 2, "drain.deadline_ms = 100"),
+            ("[proxies]\nproxy_protocol = true", 2, "proxies.proxy_protocol = true"),
             ("[node]\nadmin = \"127.0.0.1:8080\"", 2, "node.admin = \"127.0.0.1:8080\""),
         ] {
             let error = load(text).unwrap_err();

@@ -22,7 +22,7 @@ pub const SERVER_KEY_FILE: &str = "demo.key";
 pub const SECRET_FILE: &str = "demo.jwt";
 
 /// Random characters of a key: 6 bits each, 258 together.
-const KEY_CHARS: usize = 43;
+pub(super) const KEY_CHARS: usize = 43;
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// Makes the keys where there are none, and reads them.
@@ -37,16 +37,13 @@ pub(super) fn open(dir: &Path, message_bytes_max: u32) -> Result<AppOptions, Con
     let server_key = read(&key, SERVER_KEY_PREFIX)?;
     let token_key = TokenKey::hs256(None, read(&secret, "")?.as_bytes())
         .map_err(|why| ConfigError::file(&secret, "holds no secret", why))?;
+    let name = Name::new(NAME).map_err(|why| ConfigError::file(dir, NAME, why.to_string()))?;
     Ok(AppOptions {
-        name: Name::new(NAME).map_err(|why| ConfigError::file(dir, NAME, why.to_string()))?,
-        server_key_hash: hash_server_key(&server_key),
         token_keys: vec![token_key],
         anonymous_read: true,
-        origins: Vec::new(),
         loopback_only: true,
         message_bytes_max,
-        retention_days: 0,
-        retention_messages: 0,
+        ..AppOptions::new(name, hash_server_key(&server_key))
     })
 }
 
@@ -99,7 +96,7 @@ fn read(path: &Path, prefix: &str) -> Result<String, ConfigError> {
     Ok(text.to_owned())
 }
 
-fn random_chars(count: usize) -> Result<String, String> {
+pub(super) fn random_chars(count: usize) -> Result<String, String> {
     let mut bytes = vec![0; count];
     getrandom::fill(&mut bytes).map_err(|error| format!("the machine gives no random numbers: {error}"))?;
     Ok(bytes.iter().map(|byte| char::from(ALPHABET[usize::from(byte & 63)])).collect())

@@ -4,8 +4,9 @@
 //! range is such that any value of it can be run with, and whoever adds a key is asked for its line in
 //! `shard-config/default.toml` by a test.
 
+use super::Config;
 use super::table::{Sheet, Table};
-use super::{Config, Network};
+use crate::base::Network;
 
 /// Of an app that says nothing else, in bytes.
 pub(super) const MESSAGE_BYTES_MAX: u32 = 16 * 1024;
@@ -16,6 +17,9 @@ const GIB: u64 = 1_024 * MIB;
 /// Milliseconds of a minute and of a day.
 const MINUTE_MS: u64 = 60_000;
 const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
+
+/// Networks of proxies: each is asked about for every connection and request.
+const NETWORKS_MAX: usize = 256;
 
 /// Shards of one node at the most.
 pub(super) const SHARDS_MAX: u16 = 256;
@@ -101,7 +105,14 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("contexts_max", 1..=1_048_576, &mut shard.socket.contexts_max);
         t.number("head_timeout_ms", 100..=10 * MINUTE_MS, &mut config.head_timeout_ms);
         t.number("body_bytes_max", KIB..=16 * MIB, &mut config.body_bytes_max);
-        networks(t, &mut config.exempt);
+    });
+    sheet.table("moderation", |t| {
+        t.number("patterns_max", 1..=1_000_000, &mut shard.patterns_max);
+        t.number("hooks_max", 1..=65_536, &mut orchestrator.hooks_max);
+    });
+    sheet.table("proxies", |t| {
+        t.flag("proxy_protocol", &mut config.proxies.proxy_protocol);
+        networks(t, &mut config.proxies.networks);
     });
     sheet.table("socket", |t| {
         t.number("sndbuf_bytes", 16 * KIB..=64 * MIB, &mut config.sndbuf_bytes);
@@ -121,16 +132,20 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
 }
 
 fn networks(t: &mut Table<'_, '_>, out: &mut Vec<Network>) {
-    let Some(texts) = t.texts("exempt_networks") else { return };
+    let Some(texts) = t.texts("networks") else { return };
+    if texts.len() > NETWORKS_MAX {
+        return t.fault("networks", false, format!("at most {NETWORKS_MAX} networks are allowed"));
+    }
     match texts.iter().map(|text| text.parse()).collect() {
         Ok(networks) => *out = networks,
-        Err(why) => t.fault("exempt_networks", false, why),
+        Err(why) => t.fault("networks", false, why),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::load;
+    use super::NETWORKS_MAX;
 
     #[test]
     fn a_value_outside_its_range_is_named_with_it() {
@@ -146,8 +161,8 @@ mod tests {
             ),
             ("[outbox]\nbytes_max = 5", "x.toml:2: outbox.bytes_max = 5\n  16384 to 67108864 is allowed"),
             (
-                "[limits]\nexempt_networks = [\"10.0.0.1/8\"]",
-                "x.toml:2: limits.exempt_networks = [\"10.0.0.1/8\"]\n  bits are set behind the prefix: zero them, or write \
+                "[proxies]\nnetworks = [\"10.0.0.1/8\"]",
+                "x.toml:2: proxies.networks = [\"10.0.0.1/8\"]\n  bits are set behind the prefix: zero them, or write \
                  a longer prefix",
             ),
         ] {
@@ -157,7 +172,11 @@ mod tests {
 
     #[test]
     fn networks_are_read() {
-        let config = load("[limits]\nexempt_networks = [\"10.0.0.0/8\", \"::1\"]\n").unwrap();
-        assert!(config.exempt[0].contains("10.1.1.1".parse().unwrap()) && config.exempt.len() == 2);
+        let text = "[proxies]\nproxy_protocol = true\nnetworks = [\"10.0.0.0/8\", \"::1\"]\n";
+        let proxies = load(text).unwrap().proxies;
+        assert!(proxies.networks[0].contains("10.1.1.1".parse().unwrap()) && proxies.networks.len() == 2);
+        assert!(proxies.proxy_protocol);
+        let many = format!("[proxies]\nnetworks = [{}]\n", "\"::1\",".repeat(NETWORKS_MAX + 1));
+        assert!(load(&many).unwrap_err().contains("at most 256 networks are allowed"));
     }
 }

@@ -8,17 +8,19 @@
 //! |---|---|
 //! | `keys` | every key with its range, table by table |
 //! | `check` | what two keys must fulfil together |
-//! | `apps`, `demo` | the tenants; the one that is there when none is configured |
+//! | `apps`, `demo`, `fresh` | the tenants; the one that is there when none is configured; a new one with its keys |
+//! | `cells` | which of them live here, and where the others are |
 //! | `table`, `error` | the text of a file, read key by key; what a fault looks like |
-//! | `network`, `cores` | CIDR networks; which part runs on which core |
+//! | `cores` | which part runs on which core |
 
 mod apps;
+mod cells;
 mod check;
 pub mod cores;
 pub mod demo;
 mod error;
+pub mod fresh;
 mod keys;
-pub mod network;
 mod table;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,9 +28,11 @@ use std::path::{Path, PathBuf};
 
 pub use cores::Cores;
 pub use error::ConfigError;
-pub use network::Network;
 
+use crate::admission::blocklist::Blocklist;
 use crate::admission::{AppOptions, Apps};
+use crate::base::Name;
+use crate::io::proxies::Proxies;
 use crate::orchestrator::OrchestratorOptions;
 use crate::shard::ShardOptions;
 use crate::store::OpenOptions;
@@ -78,8 +82,12 @@ pub struct Config {
     pub ring: RingSettings,
     /// The tenants as configured. Empty stands for the demo app, which [`Config::open_apps`] makes.
     pub apps: Vec<AppOptions>,
-    /// Networks whose addresses are not counted and not limited: proxies in front of the node. Loopback never is.
-    pub exempt: Vec<Network>,
+    /// Apps of other cells, and the address of each.
+    pub elsewhere: Vec<(Name, String)>,
+    /// The files of their blocklists, to be read again while the node runs.
+    pub blocklist_files: Vec<(Name, PathBuf)>,
+    /// Who in front of the node is believed about whom it speaks for.
+    pub proxies: Proxies,
 }
 
 /// What of a shard's ring may be chosen.
@@ -113,7 +121,7 @@ impl Default for Config {
             head_timeout_ms: 10_000,
             body_bytes_max: 64 * 1024,
             sndbuf_bytes: 256 * 1024,
-            notsent_lowat_bytes: 256 * 1024,
+            notsent_lowat_bytes: 128 * 1024,
             user_timeout_ms: 45_000,
             backlog: 4_096,
             admin_reserve: 64,
@@ -124,7 +132,9 @@ impl Default for Config {
             store: OpenOptions::default(),
             ring: RingSettings::default(),
             apps: Vec::new(),
-            exempt: Vec::new(),
+            elsewhere: Vec::new(),
+            blocklist_files: Vec::new(),
+            proxies: Proxies::default(),
         }
     }
 }
@@ -168,6 +178,7 @@ impl Config {
         let mut sheet = Sheet::parse(Source { file, text })?;
         keys::read(&mut sheet, &mut config);
         apps::read(&mut sheet, &mut config);
+        cells::read(&mut sheet, &mut config);
         Ok((config, sheet.finish()))
     }
 
@@ -209,6 +220,21 @@ impl Config {
         self.orchestrator.seating.shards = shards;
     }
 
+    /// Reads every blocklist again. What cannot be read is told beside the others, which hold.
+    #[must_use]
+    pub fn read_blocklists(&self) -> (Vec<(Name, Blocklist)>, Vec<ConfigError>) {
+        let (mut lists, mut faults) = (Vec::new(), Vec::new());
+        for (app, file) in &self.blocklist_files {
+            match apps::blocklist(file, self.shard.patterns_max) {
+                Ok(list) => lists.push((app.clone(), list)),
+                Err(why) => {
+                    faults.push(ConfigError::file(file, format!("the blocklist of app {app} stays as it was"), why));
+                }
+            }
+        }
+        (lists, faults)
+    }
+
     /// The tenants to start with: those of the configuration, or the demo app, whose keys are made in `data_dir` at the
     /// first start and read afterwards. The directory must exist.
     ///
@@ -216,10 +242,11 @@ impl Config {
     /// A key file that cannot be made, read or trusted.
     pub fn open_apps(&self) -> Result<Apps, ConfigError> {
         if !self.apps.is_empty() {
-            return Ok(Apps::new(self.apps.clone()));
+            return Ok(Apps::new(self.apps.clone()).with_elsewhere(self.elsewhere.clone()));
         }
         let bytes_max = keys::MESSAGE_BYTES_MAX.min(self.shard.socket.message_bytes_max).min(self.body_bytes_max);
-        demo::open(&self.data_dir, bytes_max).map(|app| Apps::new(vec![app]))
+        let demo = demo::open(&self.data_dir, bytes_max)?;
+        Ok(Apps::new(vec![demo]).with_elsewhere(self.elsewhere.clone()))
     }
 }
 

@@ -228,6 +228,15 @@ impl<'t, 's> Table<'t, 's> {
         }
     }
 
+    /// A whole number of `range`, which stays `None` if the key is absent.
+    pub(super) fn optional(&mut self, key: &'static str, range: RangeInclusive<u64>, out: &mut Option<u32>) {
+        let Some(value) = self.take(key) else { return };
+        match whole(value).filter(|number| range.contains(number)) {
+            Some(number) => *out = Some(number as u32),
+            None => self.fault(key, false, format!("{} to {} is allowed", range.start(), range.end())),
+        }
+    }
+
     /// A power of two of `range`.
     pub(super) fn power<N: TryFrom<u64>>(&mut self, key: &'static str, range: RangeInclusive<u64>, out: &mut N) {
         let Some(value) = self.take(key) else { return };

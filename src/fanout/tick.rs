@@ -152,8 +152,10 @@ impl Tick {
             self.excludes |= sealed.exclude() != 0;
             return Appended::Merged;
         }
-        // Once something was lost, what follows in this tick is lost too: nothing may pass the gap.
-        if row.class != Class::Critical && (self.overflow.is_some() || self.bytes + bytes > bytes_max) {
+        // Once something was lost, what follows in this tick is lost too: nothing may pass the gap. One event alone always
+        // fits, however long its text became with escapes.
+        let fits = self.frames.is_empty() || self.bytes + bytes <= bytes_max;
+        if row.class != Class::Critical && (self.overflow.is_some() || !fits) {
             self.overflow.get_or_insert_with(|| Gap::new(channel)).add(sealed.kind(), sealed.seq());
             return Appended::Overflowed;
         }

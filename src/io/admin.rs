@@ -75,14 +75,7 @@ fn answer(
         "/readyz" if get => ready(&orchestrator.borrow(), life),
         "/metrics" if get => {
             let orchestrator = orchestrator.borrow();
-            text(
-                200,
-                metrics::render::render(
-                    orchestrator.reports(),
-                    &orchestrator.gauges(),
-                    orchestrator.lost_before_fanout(),
-                ),
-            )
+            text(200, metrics::render::render(orchestrator.reports(), &orchestrator.own_metrics()))
         }
         "/healthz" | "/readyz" | "/metrics" => {
             Problem::new(405, "method", "use GET").with_header("allow", "GET").into()

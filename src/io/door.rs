@@ -1,16 +1,20 @@
 //! Sockets between accept and seat: heads that are coming, upgrades that wait, refusals that are on their way out.
 //!
 //! Accepted descriptors flow in; checked upgrades, HTTP connections and closed sockets flow out. Always true: a head has
-//! a limit in bytes and in time, and so has everything that stands here; each descriptor stands in one place.
+//! a limit in bytes and in time, and so has everything that stands here; each descriptor stands in one place; and a
+//! PROXY header is read where a listed proxy must send one, and refused everywhere else.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
+use super::proxies::Proxies;
 use super::socket;
 use crate::base::{Gauge, Now};
 use crate::wire::http::{HEAD_BYTES_MAX, Head, parse_head};
 use crate::wire::problem::Problem;
+use crate::wire::proxy;
 use crate::wire::scan::HeadEnd;
 
 /// How long a refused socket is kept so that its peer can read why, in milliseconds.
@@ -20,10 +24,37 @@ const FAREWELL_MS: u64 = 1_000;
 #[derive(Debug)]
 struct Guest {
     fd: OwnedFd,
-    address: Option<IpAddr>,
+    /// The other end, or whom its PROXY header names.
+    source: Option<IpAddr>,
+    /// A PROXY header must come first.
+    owes_header: bool,
     buffer: Vec<u8>,
     end: HeadEnd,
     deadline_ms: u64,
+}
+
+impl Guest {
+    /// Reads the PROXY header, if one must come and has come.
+    fn take_proxy_header(&mut self) -> Result<(), Problem> {
+        if !self.owes_header {
+            if proxy::is_marked(&self.buffer) {
+                let detail = "a PROXY header is taken from the networks that proxies.networks lists, and from them only \
+                              with proxies.proxy_protocol = true";
+                return Err(Problem::new(400, "proxy_header_not_believed", detail));
+            }
+            return Ok(());
+        }
+        let header = proxy::parse(&self.buffer).map_err(|why| {
+            let detail = format!("connections from this address begin with a PROXY header, version 1 or 2: {why}");
+            Problem::new(400, "bad_proxy_header", detail)
+        })?;
+        if let Some(header) = header {
+            self.owes_header = false;
+            self.source = header.client.or(self.source);
+            self.buffer.drain(..header.length);
+        }
+        Ok(())
+    }
 }
 
 /// A socket that waits for its seat.
@@ -42,8 +73,8 @@ pub struct Arrived {
     pub head: Head,
     /// The socket, with what came behind the head; for [`Head::Other`] with the head too.
     pub waiting: Waiting,
-    /// Where it comes from.
-    pub address: Option<IpAddr>,
+    /// The other end of the connection, or whom its PROXY header names.
+    pub source: Option<IpAddr>,
 }
 
 /// Everything between accept and seat.
@@ -55,13 +86,14 @@ pub struct Door {
     next_key: u32,
     guests_max: usize,
     head_ms_max: u64,
+    proxies: Rc<Proxies>,
     swept_ms: u64,
 }
 
 impl Door {
-    /// A door for `guests_max` sockets at once, whose heads come within `head_ms_max`.
+    /// A door for `guests_max` sockets at once, whose heads come within `head_ms_max` milliseconds.
     #[must_use]
-    pub fn new(guests_max: usize, head_ms_max: u32) -> Self {
+    pub fn new(guests_max: usize, head_ms_max: u32, proxies: Rc<Proxies>) -> Self {
         Self {
             guests: BTreeMap::new(),
             waiting: BTreeMap::new(),
@@ -69,6 +101,7 @@ impl Door {
             next_key: 1,
             guests_max,
             head_ms_max: u64::from(head_ms_max),
+            proxies,
             swept_ms: 0,
         }
     }
@@ -82,14 +115,25 @@ impl Door {
     /// A connection was accepted. Returns the key under which its first bytes are awaited; `None` if the door is full:
     /// then the connection is closed at once, which costs less than an answer.
     pub fn enter(&mut self, now: Now, fd: OwnedFd) -> Option<u32> {
+        let source = socket::peer(&fd);
+        let owes_header = self.proxies.expects_header(source);
+        self.admit(now, fd, source, owes_header)
+    }
+
+    /// The same for a connection that was here before: its PROXY header, if it had to send one, is read.
+    pub fn enter_again(&mut self, now: Now, fd: OwnedFd, source: Option<IpAddr>) -> Option<u32> {
+        self.admit(now, fd, source, false)
+    }
+
+    fn admit(&mut self, now: Now, fd: OwnedFd, source: Option<IpAddr>, owes_header: bool) -> Option<u32> {
         if self.gauge().is_full() {
             return None;
         }
         let key = self.next_key;
         self.next_key = self.next_key.wrapping_add(1).max(1);
-        let address = socket::peer(&fd);
         let deadline_ms = now.mono_ms() + self.head_ms_max;
-        self.guests.insert(key, Guest { fd, address, buffer: Vec::new(), end: HeadEnd::default(), deadline_ms });
+        let (buffer, end) = (Vec::new(), HeadEnd::default());
+        self.guests.insert(key, Guest { fd, source, owes_header, buffer, end, deadline_ms });
         Some(key)
     }
 
@@ -106,6 +150,13 @@ impl Door {
     pub fn on_bytes(&mut self, now: Now, key: u32, bytes: &[u8]) -> Result<Option<Arrived>, Problem> {
         let Some(guest) = self.guests.get_mut(&key) else { return Ok(None) };
         guest.buffer.extend_from_slice(bytes);
+        if let Err(problem) = guest.take_proxy_header() {
+            self.refuse_guest(now, key, &problem);
+            return Err(problem);
+        }
+        if guest.owes_header {
+            return Ok(None);
+        }
         let Some(end) = guest.end.find(&guest.buffer) else {
             if guest.buffer.len() > HEAD_BYTES_MAX {
                 let detail = format!("a request head has at most {HEAD_BYTES_MAX} bytes");
@@ -127,7 +178,7 @@ impl Door {
                 if head != Head::Other {
                     leftover.drain(..end);
                 }
-                Ok(Some(Arrived { head, waiting: Waiting { fd: guest.fd, leftover }, address: guest.address }))
+                Ok(Some(Arrived { head, waiting: Waiting { fd: guest.fd, leftover }, source: guest.source }))
             }
             Err(problem) => {
                 self.refuse_guest(now, key, &problem);

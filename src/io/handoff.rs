@@ -6,7 +6,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::base::ShardId;
+use crate::admission::blocklist::Blocklist;
+use crate::base::{AppId, ShardId};
 use crate::post::letters::{Seat, ToOrchestrator, ToShard};
 use crate::post::mailbox::{Doorbell, Receiver, Sender, mailbox};
 use crate::post::presence::{PresenceDoors, ToPresence};
@@ -25,6 +26,9 @@ pub struct Handoff {
     /// Bytes that were read behind its head.
     pub leftover: Vec<u8>,
 }
+
+/// Lists of texts that are not allowed, with their apps.
+pub type Blocklists = Arc<Vec<(AppId, Blocklist)>>;
 
 /// How many letters each kind of mailbox holds.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +56,8 @@ pub struct ShardDoors {
     pub events: Sender<Sealed>,
     /// Events that this shard's partition gives their order.
     pub partition: Sender<Sealed>,
+    /// Lists that were read again; only the newest count.
+    pub blocklists: Sender<Blocklists>,
     /// What shards hold of the channels whose partition this shard is, and questions about them.
     pub presence: Sender<ToPresence>,
 }
@@ -70,6 +76,8 @@ pub struct ShardInbox {
     /// See [`ShardDoors`].
     pub partition: Receiver<Sealed>,
     /// See [`ShardDoors`].
+    pub blocklists: Receiver<Blocklists>,
+    /// See [`ShardDoors`].
     pub presence: Receiver<ToPresence>,
 }
 
@@ -81,6 +89,7 @@ impl ShardInbox {
             && self.seats.is_empty()
             && self.events.is_empty()
             && self.partition.is_empty()
+            && self.blocklists.is_empty()
             && self.presence.is_empty()
     }
 }
@@ -167,15 +176,17 @@ impl PostOffice {
             let (seats_in, seats) = mailbox(sizes.seats, &own);
             let (events_in, events) = mailbox(sizes.events, &own);
             let (partition_in, partition) = mailbox(sizes.events, &own);
+            let (blocklists_in, blocklists) = mailbox(1, &own);
             let (presence_in, presence) = mailbox(sizes.presence, &own);
             to_shards.push(ShardDoors {
                 answers: answers_in,
                 seats: seats_in,
                 events: events_in,
                 partition: partition_in,
+                blocklists: blocklists_in,
                 presence: presence_in,
             });
-            inboxes.push(ShardInbox { door: own, answers, seats, events, partition, presence });
+            inboxes.push(ShardInbox { door: own, answers, seats, events, partition, blocklists, presence });
             let (report_in, report) = mailbox(1, &door);
             let (placed_in, placed_out) = mailbox(1, &door);
             reports.push(report);

@@ -5,15 +5,18 @@
 //! anything awaited.
 
 pub mod admin;
+pub mod api;
 pub mod clock;
 pub mod committer;
 pub mod descriptors;
 pub mod door;
 pub mod executor;
 pub mod handoff;
+pub mod hooks;
 pub mod life;
 pub mod machine;
 pub mod orchestrator_core;
+pub mod proxies;
 pub mod requests;
 pub mod ring;
 pub mod shard_core;

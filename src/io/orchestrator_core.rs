@@ -14,11 +14,14 @@ use glommio::yield_if_needed;
 
 use super::clock::Clock;
 use super::committer::Committer;
+use super::executor::http_queue;
 use super::handoff::{OrchestratorInbox, ShardDoors, StoreNews};
+use super::hooks::Hooks;
 use super::life::Life;
 use super::machine;
 use super::signal::EndAsked;
 use super::wait::{LocalBell, sleep_until_work};
+use crate::admission::HookOptions;
 use crate::base::{Now, ShardId};
 use crate::bus::has_credit;
 use crate::orchestrator::{Action, Orchestrator};
@@ -42,6 +45,8 @@ pub struct OrchestratorCoreParts {
     pub shards: Vec<ShardDoors>,
     /// The store's threads.
     pub committer: Committer,
+    /// The judge of each app, by its place in the configuration.
+    pub hooks: Vec<Option<HookOptions>>,
     /// The node's clock.
     pub clock: Clock,
     /// The node's life.
@@ -54,7 +59,8 @@ pub struct OrchestratorCoreParts {
 
 struct Core {
     parts: OrchestratorCoreParts,
-    bell: LocalBell,
+    bell: Rc<LocalBell>,
+    hooks: Rc<Hooks>,
     /// Answers and events whose mailbox was full. Both have their credits, so this is bounded by them; that it is ever
     /// used means that a limit was set too low.
     late: VecDeque<Late>,
@@ -68,9 +74,11 @@ enum Late {
 }
 
 /// Runs the orchestrator's core until the node has ended.
-pub async fn run(parts: OrchestratorCoreParts) {
+pub async fn run(mut parts: OrchestratorCoreParts) {
     let rung = vec![false; parts.shards.len()];
-    let mut core = Core { parts, bell: LocalBell::default(), late: VecDeque::new(), rung, end_by_ms: None };
+    let bell = Rc::new(LocalBell::default());
+    let hooks = Hooks::new(std::mem::take(&mut parts.hooks), Rc::clone(&bell), http_queue());
+    let mut core = Core { parts, bell, hooks, late: VecDeque::new(), rung, end_by_ms: None };
     core.run_loop().await;
     core.parts.committer.stop();
 }
@@ -115,7 +123,8 @@ impl Core {
         }
         let (inbox, end_asked) = (&self.parts.inbox, &self.parts.end_asked);
         let ending = self.end_by_ms.is_some();
-        let look = || !inbox.is_empty() || (!ending && end_asked.get());
+        let hooks = &self.hooks;
+        let look = || !inbox.is_empty() || !hooks.is_empty() || (!ending && end_asked.get());
         sleep_until_work(&inbox.door, &self.bell, Some(timeout), look).await;
     }
 
@@ -140,6 +149,9 @@ impl Core {
             if let Some(report) = report.pop() {
                 orchestrator.on_report(now, report);
             }
+        }
+        while let Some((number, verdict)) = self.hooks.take() {
+            orchestrator.on_verdict(now, number, verdict);
         }
         let mut taken = 0;
         while taken < LETTERS_A_TURN
@@ -191,6 +203,7 @@ impl Core {
                 Some(Action::Find { read, key, id }) => self.parts.committer.find(read, key, id),
                 Some(Action::SaveBan { number, ban, lift }) => self.parts.committer.save_ban(number, ban, lift),
                 Some(Action::Chore(chore)) => self.parts.committer.chore(chore),
+                Some(Action::AskHook { number, app, body }) => self.hooks.ask(number, app, body),
                 Some(Action::SaveRooms(changes)) => self.parts.committer.save_rooms(changes),
             }
         }

@@ -9,8 +9,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use super::web_server::WholeRequest;
-use crate::shard::{ApiAnswer, ApiRequest, Origin};
+use crate::shard::ApiAnswer;
 
 /// The promises of one core, and the tickets of those who gave up.
 #[derive(Debug, Default)]
@@ -75,31 +74,5 @@ impl Drop for Promise {
         if self.requests.waiting.borrow_mut().remove(&self.ticket).is_some() {
             self.requests.gone.borrow_mut().push(self.ticket);
         }
-    }
-}
-
-/// The answer to a browser that asks whether its page may call (WHATWG Fetch, CORS-preflight).
-pub(super) fn preflight(origin: &str) -> ApiAnswer {
-    let fields = vec![
-        ("access-control-allow-origin", origin.to_owned()),
-        ("access-control-allow-methods", "GET, POST, PUT, PATCH, DELETE".to_owned()),
-        ("access-control-allow-headers", "authorization, content-type, idempotency-key, last-event-id".to_owned()),
-        ("access-control-max-age", "600".to_owned()),
-        ("vary", "origin".to_owned()),
-    ];
-    ApiAnswer { status: 204, content_type: "text/plain", body: Vec::new(), fields }
-}
-
-/// The request as a shard takes it.
-pub(super) fn api_request(request: &WholeRequest, from: Origin) -> ApiRequest<'_> {
-    ApiRequest {
-        method: request.head.method.as_str(),
-        path: request.head.uri.path(),
-        query: request.head.uri.query().unwrap_or_default(),
-        authorization: request.field("authorization"),
-        idempotency_key: request.field("idempotency-key"),
-        origin: request.field("origin"),
-        body: &request.body,
-        from,
     }
 }

@@ -1,10 +1,12 @@
-//! SIGTERM and SIGINT, as a flag and a ring at the orchestrator's door.
+//! SIGTERM and SIGINT, as a flag and a ring at the orchestrator's door; SIGHUP, as a call.
+//!
+//! Always true: what a signal asks for is done on the thread that waits for signals, so it may read files.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::post::mailbox::Doorbell;
@@ -21,16 +23,20 @@ impl EndAsked {
     }
 }
 
-/// Listens for the signals on a thread of its own.
+/// Listens for the signals on a thread of its own, which calls `reload` at each SIGHUP.
 ///
 /// # Errors
 /// Whatever the kernel says.
-pub fn listen(door: Arc<Doorbell>) -> std::io::Result<Arc<EndAsked>> {
+pub fn listen(door: Arc<Doorbell>, mut reload: impl FnMut() + Send + 'static) -> std::io::Result<Arc<EndAsked>> {
     let asked = Arc::new(EndAsked::default());
-    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let flag = Arc::clone(&asked);
     Builder::new().name("signals".into()).spawn(move || {
-        for _ in signals.forever() {
+        for signal in signals.forever() {
+            if signal == SIGHUP {
+                reload();
+                continue;
+            }
             flag.0.store(true, Ordering::Release);
             door.ring();
         }

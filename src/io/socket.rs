@@ -62,6 +62,20 @@ pub fn listen(address: SocketAddr, backlog: u32, shared: bool) -> io::Result<Own
     Ok(socket.into())
 }
 
+/// A socket that is connecting, or connected: writing waits until it is, and says if it cannot be.
+///
+/// # Errors
+/// Whatever the kernel says at once.
+pub fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    match socket.connect(&address.into()) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
 /// Sets what a viewer's socket needs.
 ///
 /// # Errors

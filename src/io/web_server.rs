@@ -56,6 +56,13 @@ impl WholeRequest {
     pub fn field(&self, name: &str) -> Option<&str> {
         self.head.headers.get(name)?.to_str().ok()
     }
+
+    /// All lines of `X-Forwarded-For`, joined by commas; empty if there is none.
+    #[must_use]
+    pub fn forwarded_for(&self) -> String {
+        let lines = self.head.headers.get_all("x-forwarded-for").iter();
+        lines.map(|line| String::from_utf8_lossy(line.as_bytes())).collect::<Vec<_>>().join(",")
+    }
 }
 
 /// Serves one connection until it ends, or until an upgrade comes: then the stream and what was read of the upgrade are

@@ -7,7 +7,10 @@ use clap::{Args, Subcommand};
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::str::FromStr;
+
+use super::bare::Sender;
 
 /// `ringcast load`: puts a measured load on a node of this machine and audits every delivery.
 #[derive(Debug, Args)]
@@ -19,6 +22,18 @@ pub struct LoadArgs {
     /// Carry a part of another process's audience, as told on the standard input.
     #[arg(long, hide = true)]
     pub(super) worker: bool,
+
+    /// Be a bare sender in the place of a node.
+    #[arg(long, hide = true, requires = "bare_listen")]
+    pub(super) bare: Option<Sender>,
+
+    /// Where that listens.
+    #[arg(long, hide = true)]
+    pub(super) bare_listen: Option<SocketAddr>,
+
+    /// How many frames go out together.
+    #[arg(long, hide = true, default_value_t = 1)]
+    pub(super) bare_burst: u32,
 }
 
 /// The loads there are.
@@ -26,6 +41,14 @@ pub struct LoadArgs {
 pub(super) enum Scenario {
     /// Messages to channels that many viewers watch: are all delivered, once, in order, and how soon?
     Fanout(FanoutArgs),
+    /// The highest rate that is held: every delivery made, and 99 % of them within 250 ms
+    Max(FanoutArgs),
+    /// The same with 1, 8, 32, 64 and 256 messages at once
+    Burst(FanoutArgs),
+    /// Joins as fast as they go: what does one cost?
+    Storm(IdleArgs),
+    /// Viewers who only stay: what do they cost?
+    Idle(IdleArgs),
 }
 
 /// The options of the fan-out.
@@ -117,9 +140,112 @@ pub(super) struct FanoutArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_024))]
     pub(super) post_connections: Option<u32>,
 
+    /// CPUs of the started node, such as 1 or 0,1; by default all
+    #[arg(long, value_delimiter = ',', conflicts_with = "url")]
+    pub(super) cpus: Vec<u16>,
+
+    /// Compare with the floor: so many rounds of the node, of a loop of send(2), and of batches of an io_uring
+    #[arg(long, value_name = "ROUNDS", conflicts_with = "url", value_parser = clap::value_parser!(u32).range(1..=99))]
+    pub(super) floor: Option<u32>,
+
+    /// Another server than ringcast, as this file describes it; its events are not stored
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["url", "floor"])]
+    pub(super) target: Option<PathBuf>,
+
+    /// A bare sender instead of the node
+    #[arg(skip)]
+    pub(super) bare: Option<Sender>,
+
     /// End with the result as one line of JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// The options of loads that post nothing.
+#[derive(Clone, Debug, Args, Serialize)]
+pub(super) struct IdleArgs {
+    /// Viewers over all channels
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=2_000_000))]
+    pub(super) viewers: u32,
+
+    /// Channels; viewer i watches channel i modulo this
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(super) channels: u32,
+
+    /// Seconds that the viewers stay
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub(super) seconds: u32,
+
+    /// Joins a second at most
+    #[arg(long, default_value_t = 1_000_000.0, value_parser = positive)]
+    pub(super) join_rate: f64,
+
+    /// Handshakes open at a time at most
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(super) handshakes: u32,
+
+    /// A token for the viewers; without it they read anonymously
+    #[arg(long)]
+    #[serde(skip)]
+    pub(super) token: Option<String>,
+
+    /// Shards of the started node
+    #[arg(long)]
+    pub(super) shards: Option<u16>,
+
+    /// A further argument of the started node; may be repeated
+    #[arg(long = "node-arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub(super) node_args: Vec<String>,
+
+    /// CPUs of the started node, such as 1 or 0,1; by default all
+    #[arg(long, value_delimiter = ',')]
+    pub(super) cpus: Vec<u16>,
+
+    /// Another server than ringcast, as this file describes it
+    #[arg(long, value_name = "FILE")]
+    pub(super) target: Option<PathBuf>,
+
+    /// Viewers one process carries at most; more are carried by worker processes. By default what its descriptors allow
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) viewers_a_process: Option<u32>,
+
+    /// End with the result as one line of JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl IdleArgs {
+    /// The same as a fan-out that posts nothing.
+    pub(super) fn as_fanout(&self) -> FanoutArgs {
+        FanoutArgs {
+            viewers: self.viewers,
+            channels: self.channels,
+            rate: 1.0,
+            payload: 0,
+            seconds: self.seconds.max(1),
+            slow: Share(0.0),
+            url: None,
+            admin: None,
+            app: "demo".to_owned(),
+            key: None,
+            token: self.token.clone(),
+            shards: self.shards,
+            node_args: self.node_args.clone(),
+            burst: 1,
+            ephemeral: false,
+            warmup_s: 0,
+            join_rate: self.join_rate,
+            handshakes: self.handshakes,
+            threads: 1,
+            viewers_a_process: self.viewers_a_process,
+            post_connections: None,
+            cpus: self.cpus.clone(),
+            floor: None,
+            target: self.target.clone(),
+            bare: None,
+            json: self.json,
+        }
+    }
 }
 
 impl FanoutArgs {
@@ -241,7 +367,7 @@ pub(super) mod tests {
         let words = ["load", "fanout"].into_iter().chain(line.split_whitespace());
         match Line::try_parse_from(words)?.load.scenario {
             Some(Scenario::Fanout(args)) => Ok(args),
-            None => panic!("no scenario"),
+            other => panic!("{other:?}"),
         }
     }
 

@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 
 use super::audit::{ChannelTarget, Side};
 use super::desk::Desk;
+use super::foreign::Join;
 use super::kernel::{self, Epoll, now_ns};
 use super::plan::{COMPLAINTS_MAX, Order, Outcome, Plan, Schedule, channel_name};
 use super::viewer::{Ending, Phase, Viewer};
@@ -44,8 +45,10 @@ pub(super) struct Deck {
     gauges: Arc<Gauges>,
     epoll: Epoll,
     desk: Desk,
-    /// The upgrade up to the channel, and behind it.
-    request: (String, String),
+    /// The upgrade, with `{channel}` in it.
+    request: String,
+    /// What is said instead of an upgrade.
+    said_at_once: Option<String>,
     viewers: Vec<Viewer>,
     sockets: Vec<Option<TcpStream>>,
     begun_ns: u64,
@@ -68,20 +71,27 @@ impl Deck {
     pub(super) fn new(plan: Plan, orders: Receiver<Order>, gauges: Arc<Gauges>) -> io::Result<Self> {
         let key = tungstenite::handshake::client::generate_key();
         let token = plan.token.as_ref().map_or(String::new(), |token| format!("Authorization: Bearer {token}\r\n"));
-        let request = (
-            format!("GET /v1/{}/channels/", plan.app),
-            format!(
-                "/ws HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {key}\r\n\
-                 Sec-WebSocket-Version: 13\r\n{token}\r\n",
-                plan.host
-            ),
+        let join = plan.foreign.as_ref().map(|foreign| &foreign.join);
+        let path = match join {
+            Some(Join::Websocket { path, .. }) => path.clone(),
+            _ => format!("/v1/{}/channels/{{channel}}/ws", plan.app),
+        };
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+             Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n{token}\r\n",
+            plan.host
         );
+        let said_at_once = match join {
+            Some(Join::Tcp { say }) => Some(say.concat()),
+            _ => None,
+        };
         Ok(Self {
             orders,
             gauges,
             epoll: Epoll::new()?,
             desk: Desk::new(&plan, &key),
             request,
+            said_at_once,
             viewers: (plan.first..plan.first + plan.count).map(|number| Viewer::new(&plan, number)).collect(),
             sockets: (0..plan.count).map(|_| None).collect(),
             begun_ns: now_ns(),
@@ -180,12 +190,19 @@ impl Deck {
             return Err(error);
         }
         let channel = channel_name(self.viewers[index].channel);
-        let request = [&self.request.0, channel.as_str(), &self.request.1].concat();
+        let request = match &self.said_at_once {
+            Some(say) => say.replace("{channel}", &channel),
+            None => self.request.replace("{channel}", &channel),
+        };
         // A few hundred bytes into an empty buffer of a new socket always fit.
         if socket.write(request.as_bytes())? < request.len() {
             return Err(io::Error::other("the request did not fit into a new socket"));
         }
         self.viewers[index].phase = Phase::Upgrading(since);
+        if self.said_at_once.is_some() {
+            self.viewers[index].open(now_ns(), since, &mut self.desk);
+            self.joined += 1;
+        }
         Ok(())
     }
 

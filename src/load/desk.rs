@@ -5,6 +5,7 @@
 
 use memchr::memmem::Finder;
 
+use super::foreign::{Foreign, Join};
 use super::latency::Latency;
 use super::plan::{ChannelSeen, Plan};
 use super::probe;
@@ -13,6 +14,10 @@ use super::probe;
 pub(super) struct Desk {
     /// Events are not stored: the probe counts instead of the seq.
     pub(super) ephemeral: bool,
+    /// Another server's viewers: text frames they say behind the upgrade; `None` for ringcast's.
+    pub(super) says: Option<Vec<String>>,
+    /// Bytes come without frames.
+    pub(super) stream: bool,
     /// The run's mark.
     pub(super) run: u32,
     /// The accept header of a right answer; all viewers of a thread send one key.
@@ -52,6 +57,11 @@ impl Desk {
     pub(super) fn new(plan: &Plan, key: &str) -> Self {
         Self {
             ephemeral: plan.ephemeral,
+            says: plan.foreign.as_ref().map(|foreign| match &foreign.join {
+                Join::Websocket { say, .. } => say.clone(),
+                Join::Tcp { .. } => Vec::new(),
+            }),
+            stream: matches!(&plan.foreign, Some(Foreign { join: Join::Tcp { .. }, .. })),
             run: plan.run,
             accept: tungstenite::handshake::derive_accept_key(key.as_bytes()),
             seq: Finder::new(b"\"seq\":"),

@@ -10,8 +10,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::args::FanoutArgs;
+use super::foreign::Foreign;
 use super::kernel::{self, now_ns};
 use super::latency::Latency;
+use super::meter::Meter;
 use super::pace::Pace;
 use super::plan::{Order, Outcome, Plan, Progress, Schedule};
 use super::poster::{Posted, Poster};
@@ -52,17 +54,25 @@ pub(super) enum Failure {
 /// # Errors
 /// Why there is no report.
 pub(super) fn conduct(args: &FanoutArgs) -> Result<Report, Failure> {
+    open(args)?.play().map_err(Failure::Own)
+}
+
+/// Finds or starts the node.
+///
+/// # Errors
+/// Why there is none.
+pub(super) fn open(args: &FanoutArgs) -> Result<Stage<'_>, Failure> {
     args.check().map_err(Failure::Use)?;
     let limit = kernel::raise_descriptor_limit();
     let room = limit.saturating_sub(SPARE_DESCRIPTORS).clamp(1, u64::from(u32::MAX)) as u32;
     let viewers_a_process = args.viewers_a_process.map_or(room, |wish| wish.min(room));
-    let target = Target::open(args).map_err(Failure::Node)?;
-    let stage = Stage::new(args, target, viewers_a_process);
-    stage.play().map_err(Failure::Own)
+    let foreign = args.target.as_deref().map(Foreign::load).transpose().map_err(Failure::Use)?;
+    let target = Target::open(args, foreign.as_ref()).map_err(Failure::Node)?;
+    Ok(Stage::new(args, target, foreign, viewers_a_process))
 }
 
 /// Everything of one run.
-struct Stage<'a> {
+pub(super) struct Stage<'a> {
     args: &'a FanoutArgs,
     plan: Plan,
     target: Target,
@@ -73,7 +83,7 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    fn new(args: &'a FanoutArgs, target: Target, viewers_a_process: u32) -> Self {
+    fn new(args: &'a FanoutArgs, target: Target, foreign: Option<Foreign>, viewers_a_process: u32) -> Self {
         let plan = Plan {
             addr: target.endpoint.addr,
             host: target.endpoint.host.clone(),
@@ -84,8 +94,9 @@ impl<'a> Stage<'a> {
             first: 0,
             count: args.viewers,
             slow_share: args.slow.0,
-            ephemeral: args.ephemeral,
+            ephemeral: args.ephemeral || foreign.is_some(),
             run: random(),
+            foreign,
             join_rate: args.join_rate,
             handshakes: args.handshakes,
             threads: args.threads,
@@ -100,13 +111,11 @@ impl<'a> Stage<'a> {
     }
 
     fn play(mut self) -> Result<Report, String> {
-        let mut crews = Crew::launch(&self.plan, self.viewers_a_process)
-            .map_err(|error| format!("the viewers cannot be launched: {error}"))?;
+        let mut crews = self.join()?;
         let processes = crews.len();
-        self.join(&mut crews);
         let joined_ns = now_ns();
 
-        let cpu_before = self.target.meter.and_then(super::meter::Meter::cpu_ns);
+        let cpu_before = self.target.meter.and_then(Meter::cpu_ns);
         let (schedule, pace) = self.pace();
         order(&mut crews, &Order::Go(schedule));
         let someone = progress(&mut crews).joined > 0;
@@ -114,7 +123,7 @@ impl<'a> Stage<'a> {
 
         order(&mut crews, &Order::Finish(posted.acked.clone()));
         self.drain(&mut crews);
-        let cpu_after = self.target.meter.and_then(super::meter::Meter::cpu_ns);
+        let cpu_after = self.target.meter.and_then(Meter::cpu_ns);
         kernel::nap(SETTLE);
         let watched_ns = now_ns() - joined_ns;
         self.look();
@@ -157,6 +166,32 @@ impl<'a> Stage<'a> {
         })
     }
 
+    /// The node's process.
+    pub(super) fn meter(&self) -> Option<Meter> {
+        self.target.meter
+    }
+
+    /// Lets everybody stay for so long, and gives the node up if it dies.
+    pub(super) fn stay(&mut self, crews: &mut [Crew], seconds: u32) {
+        self.bar.set_message("stay");
+        let deadline = now_ns() + u64::from(seconds) * SECOND_NS;
+        while now_ns() < deadline && self.died.is_none() {
+            progress(crews);
+            self.look();
+            kernel::nap(LOOK);
+        }
+    }
+
+    /// Ends a run without posts: how far the viewers are, and why the node died, if it did.
+    pub(super) fn leave(mut self, mut crews: Vec<Crew>) -> (Progress, Option<String>) {
+        let seen = progress(&mut crews);
+        self.look();
+        self.bar.finish_and_clear();
+        drop(crews);
+        self.target.close();
+        (seen, self.died)
+    }
+
     /// Looks around once: memory, and whether the node lives.
     fn look(&mut self) {
         self.rss.look(self.target.meter);
@@ -165,7 +200,15 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn join(&mut self, crews: &mut [Crew]) {
+    /// Launches the viewers and waits until all have joined, or until that takes too long.
+    pub(super) fn join(&mut self) -> Result<Vec<Crew>, String> {
+        let mut crews = Crew::launch(&self.plan, self.viewers_a_process)
+            .map_err(|error| format!("the viewers cannot be launched: {error}"))?;
+        self.await_joins(&mut crews);
+        Ok(crews)
+    }
+
+    fn await_joins(&mut self, crews: &mut [Crew]) {
         let viewers = u64::from(self.args.viewers);
         self.bar.set_message("joins");
         self.bar.set_length(viewers);
@@ -202,8 +245,9 @@ impl<'a> Stage<'a> {
             burst: u64::from(args.burst),
             posts: (args.rate * f64::from(args.warmup_s + args.seconds)).round() as u64,
             payload: args.payload as usize,
-            ephemeral: args.ephemeral,
+            ephemeral: self.plan.ephemeral,
             run: self.plan.run,
+            foreign: self.plan.foreign.clone(),
             begin_ns,
             patience_ns: POST_PATIENCE_NS,
             connections: args.connections(),

@@ -156,6 +156,14 @@ pub(super) fn put_pong(out: &mut Vec<u8>, payload: &[u8], mask: [u8; 4]) {
     out.extend(payload.iter().zip(mask.iter().cycle()).map(|(byte, key)| byte ^ key));
 }
 
+/// Appends a short text frame of a client. Its mask is zero: what masks protect from, a proxy that takes frames for
+/// requests, does not stand between a load generator and its target.
+pub(super) fn put_text(out: &mut Vec<u8>, text: &[u8]) {
+    let text = &text[..text.len().min(125)];
+    out.extend_from_slice(&[0x81, 0x80 | text.len() as u8, 0, 0, 0, 0]);
+    out.extend_from_slice(text);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -85,6 +85,36 @@ pub(super) fn die_with_parent(command: &mut Command) {
     }
 }
 
+/// Lets the child of `command` run on these CPUs only.
+pub(super) fn keep_on(command: &mut Command, cpus: &[u16]) {
+    // SAFETY: an all-zero cpu_set_t is an empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for &cpu in cpus.iter().filter(|&&cpu| i32::from(cpu) < libc::CPU_SETSIZE) {
+        // SAFETY: the number is below the size of the set.
+        unsafe { libc::CPU_SET(cpu.into(), &mut set) };
+    }
+    // SAFETY: between fork and exec the closure makes one system call that is safe in a signal handler, reads a set it
+    // owns, and allocates nothing.
+    unsafe {
+        command.pre_exec(move || match libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        });
+    }
+}
+
+/// One send(2) that does not wait; returns what the kernel took.
+pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: pointer and length describe the slice, which the kernel only reads.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
+    if sent >= 0 {
+        return Ok(sent as usize);
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::WouldBlock { Ok(0) } else { Err(error) }
+}
+
 /// Lets the kernel choose the port at connect, by the whole address pair, instead of at bind: thousands of sockets may
 /// then share a source address.
 pub(super) fn choose_port_late(socket: BorrowedFd<'_>) -> io::Result<()> {
@@ -154,6 +184,11 @@ impl Epoll {
     /// Watches `socket`; its events carry `key`. It leaves the set by being closed.
     pub(super) fn add(&self, socket: BorrowedFd<'_>, key: u64, interest: u32) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, socket, key, interest)
+    }
+
+    /// Watches `socket` no longer.
+    pub(super) fn remove(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, socket, 0, 0)
     }
 
     /// Changes what is watched. What is ready already is reported again.

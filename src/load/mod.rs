@@ -9,6 +9,10 @@
 //! | `args` | the command line; loopback only |
 //! | `target`, `meter` | the node under load, started or found; its CPU and memory |
 //! | `fanout` | the scenario, from the first join to the last delivery |
+//! | `floor`, `bare` | the comparison with a bare sender; that sender |
+//! | `max` | the highest rate that is held, by bursts of any size |
+//! | `idle` | joins, and viewers who only stay |
+//! | `foreign` | another server, as a target file describes it |
 //! | `plan` | what a fleet is told and tells |
 //! | `fleet`, `worker` | the viewers of a process; viewers in further processes |
 //! | `viewer`, `frames` | one viewer without its socket; its frame reader |
@@ -20,16 +24,21 @@
 
 mod args;
 mod audit;
+mod bare;
 mod deck;
 mod desk;
 #[cfg(test)]
 mod fake;
 mod fanout;
 mod fleet;
+mod floor;
+mod foreign;
 mod frames;
 mod http;
+mod idle;
 mod kernel;
 mod latency;
+mod max;
 mod meter;
 mod pace;
 mod plan;
@@ -44,7 +53,7 @@ mod worker;
 pub use args::LoadArgs;
 pub use watch::WatchArgs;
 
-use args::Scenario;
+use args::{IdleArgs, Scenario};
 use fanout::Failure;
 use std::process::ExitCode;
 
@@ -65,21 +74,40 @@ pub fn run(args: LoadArgs) -> ExitCode {
     if args.worker {
         return worker::serve();
     }
-    let Some(Scenario::Fanout(args)) = args.scenario else {
-        eprintln!("ringcast load: say which load: fanout");
-        return WRONG_USE.into();
+    if let (Some(sender), Some(listen)) = (args.bare, args.bare_listen) {
+        return bare::serve(sender, listen, args.bare_burst);
+    }
+    let args = match args.scenario {
+        Some(Scenario::Fanout(args)) => args,
+        Some(Scenario::Max(args)) => return max::run(&args),
+        Some(Scenario::Burst(args)) => return max::run_bursts(&args),
+        Some(Scenario::Storm(args)) => return idle::run(&IdleArgs { seconds: 0, ..args }),
+        Some(Scenario::Idle(args)) => return idle::run(&args),
+        None => {
+            eprintln!("ringcast load: say which load: fanout, max, burst, storm or idle");
+            return WRONG_USE.into();
+        }
     };
-    let (message, code) = match fanout::conduct(&args) {
+    if let Some(rounds) = args.floor {
+        return floor::run(&args, rounds);
+    }
+    match fanout::conduct(&args) {
         Ok(report) => {
             print!("{}", report.text());
             if args.json {
                 println!("{}", report.json());
             }
-            return if report.faults().is_empty() { ExitCode::SUCCESS } else { AUDIT_FAILED.into() };
+            if report.faults().is_empty() { ExitCode::SUCCESS } else { AUDIT_FAILED.into() }
         }
-        Err(Failure::Use(message)) => (message, WRONG_USE),
-        Err(Failure::Node(message)) => (message, NO_NODE),
-        Err(Failure::Own(message)) => (message, AUDIT_FAILED),
+        Err(failure) => fail(failure),
+    }
+}
+
+fn fail(failure: Failure) -> ExitCode {
+    let (message, code) = match failure {
+        Failure::Use(message) => (message, WRONG_USE),
+        Failure::Node(message) => (message, NO_NODE),
+        Failure::Own(message) => (message, AUDIT_FAILED),
     };
     eprintln!("ringcast load: {message}");
     code.into()

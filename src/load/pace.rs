@@ -6,6 +6,7 @@
 use std::io::Write;
 use std::net::SocketAddr;
 
+use super::foreign::{Foreign, Post};
 use super::plan::channel_name;
 use super::probe::Probe;
 
@@ -34,6 +35,8 @@ pub(super) struct Pace {
     pub(super) ephemeral: bool,
     /// The run's mark.
     pub(super) run: u32,
+    /// A server that is not ringcast.
+    pub(super) foreign: Option<Foreign>,
     /// When the first is due.
     pub(super) begin_ns: u64,
     /// How long after the last was due a post may still leave, and an answer still come.
@@ -54,6 +57,15 @@ impl Pace {
         (number % u64::from(self.channels)) as u32
     }
 
+    /// The status of an answer that acknowledges.
+    pub(super) fn right_status(&self) -> u16 {
+        match &self.foreign {
+            Some(Foreign { post: Post::Http { status, .. }, .. }) => *status,
+            _ if self.ephemeral => 202,
+            _ => 201,
+        }
+    }
+
     /// Its number within that channel, from 1.
     pub(super) fn in_channel(&self, number: u64) -> u64 {
         number / u64::from(self.channels) + 1
@@ -63,6 +75,13 @@ impl Pace {
 /// Appends the request of the post `number`.
 pub(super) fn put_request(out: &mut Vec<u8>, pace: &Pace, number: u64) {
     let probe = Probe { run: pace.run, number, in_channel: pace.in_channel(number), due_ns: pace.due_ns(number) };
+    if let Some(foreign) = &pace.foreign {
+        let mut text = Vec::with_capacity(pace.payload + 64);
+        probe.put(&mut text, pace.payload);
+        out.clear();
+        foreign.put_post(out, pace.addr, &channel_name(pace.channel(number)), &text);
+        return;
+    }
     let (call, open, close): (_, &[u8], &[u8]) = if pace.ephemeral {
         ("events", br#"{"type":"custom.load","data":{"probe":""#, br#""}}"#)
     } else {
@@ -103,6 +122,7 @@ mod tests {
             payload: 100,
             ephemeral: false,
             run: 9,
+            foreign: None,
             begin_ns: 1_000,
             patience_ns: 0,
             connections: 2,

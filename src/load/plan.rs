@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::audit::{ChannelTarget, Side, add_counts};
+use super::foreign::Foreign;
 use super::latency::Recorded;
 
 /// Viewers of one source address: far below the 28,000 ports an address has, and below the 1,000 connections that a
@@ -41,6 +42,8 @@ pub(super) struct Plan {
     pub(super) ephemeral: bool,
     /// The run's mark in its probes.
     pub(super) run: u32,
+    /// A server that is not ringcast: events are counted by their probes.
+    pub(super) foreign: Option<Foreign>,
     /// Joins a second, of this part.
     pub(super) join_rate: f64,
     /// Handshakes open at a time, of this part.
@@ -237,6 +240,7 @@ pub(super) mod tests {
             slow_share,
             ephemeral: false,
             run: 1,
+            foreign: None,
             join_rate: 1_000.0,
             handshakes: 100,
             threads: 1,

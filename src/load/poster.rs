@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::audit::ChannelTarget;
+use super::foreign::Post;
 use super::http;
 use super::kernel::{self, now_ns};
 use super::latency::Latency;
@@ -113,6 +114,9 @@ impl Poster {
     fn connect(&mut self, index: usize) {
         let connected = TcpStream::connect_timeout(&self.pace.addr, Duration::from_secs(2)).and_then(|stream| {
             stream.set_nodelay(true)?;
+            if let Some(Post::Tcp { hello, .. }) = self.pace.foreign.as_ref().map(|foreign| &foreign.post) {
+                (&stream).write_all(hello.as_bytes())?;
+            }
             stream.set_nonblocking(true)?;
             Ok(stream)
         });
@@ -208,6 +212,16 @@ impl Poster {
                 Ok(0) => return self.lost(index, "the node closed a poster's connection"),
                 Ok(bytes) => {
                     lane.input.extend_from_slice(&buffer[..bytes]);
+                    if let Some(Post::Tcp { ack, .. }) = self.pace.foreign.as_ref().map(|foreign| &foreign.post) {
+                        let Some(at) = memchr::memmem::find(&lane.input, ack.as_bytes()) else { continue };
+                        lane.input.drain(..at + ack.len());
+                        // A greeting may be acknowledged too.
+                        if lane.busy.is_some() {
+                            let right = self.pace.right_status();
+                            self.answered(index, right, &[]);
+                        }
+                        continue;
+                    }
                     match http::answer(&lane.input) {
                         Ok(None) => {}
                         Ok(Some(answer)) => {
@@ -247,7 +261,7 @@ impl Poster {
         self.lanes[index].out.clear();
         self.progress.fetch_add(1, Relaxed);
         self.posted.answers.record(now_ns().saturating_sub(since));
-        let right = if self.pace.ephemeral { 202 } else { 201 };
+        let right = self.pace.right_status();
         let position = if self.pace.ephemeral { Some(self.pace.in_channel(number)) } else { seq_of(body) };
         if let (true, Some(position)) = (status == right, position) {
             let target = &mut self.posted.acked[self.pace.channel(number) as usize];

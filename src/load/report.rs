@@ -120,14 +120,16 @@ impl Report {
         }
     }
 
-    fn cpu_ns_per_delivery(&self) -> Option<f64> {
+    /// Nanoseconds of the node's CPU, all threads counted.
+    pub(super) fn cpu_ns_per_delivery(&self) -> Option<f64> {
         let deliveries = self.outcome.healthy.delivered + self.outcome.slow.delivered;
         self.cpu_ns.filter(|_| deliveries > 0).map(|cpu| (cpu as f64 / deliveries as f64).round())
     }
 
     /// Whether the counts that viewers were told are right.
     pub(super) fn counts(&self) -> Counts {
-        if self.watched_ns < COUNTS_SETTLE_NS {
+        // Other servers tell no counts.
+        if self.watched_ns < COUNTS_SETTLE_NS || self.args.target.is_some() || self.args.bare.is_some() {
             return Counts::NotChecked;
         }
         let mut checked = Counts::NotChecked;

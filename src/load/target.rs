@@ -5,12 +5,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::args::{Endpoint, FanoutArgs};
+use super::bare::{self, Sender};
+use super::foreign::Foreign;
 use super::kernel::{self, now_ns};
 use super::meter::Meter;
 use super::{http, random};
@@ -38,7 +40,7 @@ impl Target {
     ///
     /// # Errors
     /// A sentence that says why there is no node to load.
-    pub(super) fn open(args: &FanoutArgs) -> Result<Self, String> {
+    pub(super) fn open(args: &FanoutArgs, foreign: Option<&Foreign>) -> Result<Self, String> {
         if let Some(endpoint) = &args.url {
             let key = read_key(args.key.as_deref().unwrap_or_default())?;
             if let Some(admin) = &args.admin {
@@ -46,6 +48,17 @@ impl Target {
             }
             let meter = Meter::of_listener(endpoint.addr);
             return Ok(Self { endpoint: endpoint.clone(), key, meter, node: None });
+        }
+        let other = match (args.bare, foreign) {
+            (Some(sender), _) => Some(Node::start_bare(args, sender)?),
+            (None, Some(foreign)) => Some(Node::start_foreign(args, foreign)?),
+            (None, None) => None,
+        };
+        if let Some((node, port)) = other {
+            let endpoint = Endpoint::local(port);
+            wait_open(endpoint.addr).map_err(|error| node.explain(&error))?;
+            let meter = Some(Meter::of(node.child.id()));
+            return Ok(Self { endpoint, key: "rk_none".to_owned(), meter, node: Some(node) });
         }
         let (mut node, port, admin) = Node::start(args)?;
         let ready = wait_ready(admin, || match node.child.try_wait() {
@@ -83,26 +96,60 @@ struct Node {
 
 impl Node {
     fn start(args: &FanoutArgs) -> Result<(Self, u16, SocketAddr), String> {
-        let dir = std::env::temp_dir().join(format!("ringcast-load-{}-{:08x}", std::process::id(), random()));
-        let made = fs::create_dir_all(&dir).and_then(|()| {
-            let log = File::create(dir.join("node.log"))?;
-            let (port, admin) = free_ports()?;
-            let listen = format!("127.0.0.1:{port}");
-            let admin = format!("127.0.0.1:{admin}");
-            let mut command = Command::new(std::env::current_exe()?);
-            command.arg("serve").arg("--data-dir").arg(&dir).args(["--listen", &listen, "--admin", &admin]);
+        let (port, admin) = free_ports().map_err(|error| format!("no port is free: {error}"))?;
+        let node = Self::spawn(args, |command, dir| {
+            let (listen, admin) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{admin}"));
+            command.arg("serve").arg("--data-dir").arg(dir).args(["--listen", &listen, "--admin", &admin]);
             if let Some(shards) = args.shards {
                 command.args(["--shards", &shards.to_string()]);
             }
-            command.args(&args.node_args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+            command.args(&args.node_args);
+        })?;
+        Ok((node, port, Endpoint::local(admin).addr))
+    }
+
+    fn start_bare(args: &FanoutArgs, sender: Sender) -> Result<(Self, u16), String> {
+        let (port, _) = free_ports().map_err(|error| format!("no port is free: {error}"))?;
+        let node = Self::spawn(args, |command, _| {
+            command.args(bare::arguments(sender, &format!("127.0.0.1:{port}"), args.burst));
+        })?;
+        Ok((node, port))
+    }
+
+    fn start_foreign(args: &FanoutArgs, foreign: &Foreign) -> Result<(Self, u16), String> {
+        let (port, _) = free_ports().map_err(|error| format!("no port is free: {error}"))?;
+        let node = Self::spawn_with(args, |dir| {
+            let words = foreign.command(port, dir);
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]);
+            Ok(command)
+        })?;
+        Ok((node, port))
+    }
+
+    /// Starts this program with other words.
+    fn spawn(args: &FanoutArgs, say: impl FnOnce(&mut Command, &Path)) -> Result<Self, String> {
+        Self::spawn_with(args, |dir| {
+            let mut command = Command::new(std::env::current_exe()?);
+            say(&mut command, dir);
+            Ok(command)
+        })
+    }
+
+    fn spawn_with(args: &FanoutArgs, make: impl FnOnce(&Path) -> io::Result<Command>) -> Result<Self, String> {
+        let dir = std::env::temp_dir().join(format!("ringcast-load-{}-{:08x}", std::process::id(), random()));
+        let made = fs::create_dir_all(&dir).and_then(|()| {
+            let log = File::create(dir.join("node.log"))?;
+            let mut command = make(&dir)?;
+            command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
             kernel::die_with_parent(&mut command);
-            Ok((command.spawn()?, port, admin))
+            if !args.cpus.is_empty() {
+                kernel::keep_on(&mut command, &args.cpus);
+            }
+            command.spawn()
         });
         match made {
-            Ok((child, port, admin)) => {
-                let admin = admin.parse().map_err(|_| "no admin address".to_owned())?;
-                Ok((Self { child, dir }, port, admin))
-            }
+            Ok(child) => Ok(Self { child, dir }),
             Err(error) => {
                 let _ = fs::remove_dir_all(&dir);
                 Err(format!("the node cannot be started: {error}"))
@@ -158,6 +205,18 @@ impl Drop for Node {
 fn free_ports() -> io::Result<(u16, u16)> {
     let (one, two) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
     Ok((one.local_addr()?.port(), two.local_addr()?.port()))
+}
+
+/// Waits until somebody accepts there.
+fn wait_open(addr: SocketAddr) -> Result<(), String> {
+    let deadline = now_ns() + READY.as_nanos() as u64;
+    while let Err(error) = TcpStream::connect_timeout(&addr, LOOK) {
+        if now_ns() >= deadline {
+            return Err(format!("nobody listens on {addr}: {error}"));
+        }
+        kernel::nap(LOOK);
+    }
+    Ok(())
 }
 
 fn wait_ready(admin: SocketAddr, mut alive: impl FnMut() -> Result<(), String>) -> Result<(), String> {

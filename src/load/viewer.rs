@@ -12,11 +12,14 @@ use std::collections::BTreeMap;
 use super::audit::{Tally, Verdict};
 use super::desk::Desk;
 use super::frames::{self, BadFrame, Opcode};
-use super::plan::{Count, Plan};
+use super::plan::{Count, Plan, channel_name};
 use super::probe::{self, Probe};
 
 /// The longest answer to an upgrade.
 const HEAD_BYTES_MAX: usize = 16 << 10;
+
+/// A mark and the numbers behind it.
+const PROBE_BYTES_MAX: usize = 96;
 
 /// Where a viewer is on its way. The times are those of its connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +105,10 @@ impl Viewer {
     /// # Errors
     /// Why the connection is over; the viewer's phase is the caller's to change then.
     pub(super) fn on_bytes(&mut self, now_ns: u64, bytes: &[u8], desk: &mut Desk) -> Result<(), Ending> {
+        if desk.stream {
+            self.on_stream(now_ns, bytes, desk);
+            return Ok(());
+        }
         let behind_head;
         let mut bytes = bytes;
         if let Phase::Upgrading(since) = self.phase {
@@ -116,12 +123,25 @@ impl Viewer {
             let head = std::mem::take(&mut self.pending);
             check_upgrade(&head[..end], &desk.accept)?;
             self.phase = Phase::Greeting(since);
+            if let Some(say) = desk.says.take() {
+                // No greeting is known of it: the upgrade is the join.
+                self.open(now_ns, since, desk);
+                let channel = channel_name(self.channel);
+                for text in &say {
+                    frames::put_text(&mut desk.pongs, text.replace("{channel}", &channel).as_bytes());
+                }
+                desk.says = Some(say);
+            }
             behind_head = head;
             bytes = &behind_head[end + 4..];
         }
         // Fields are borrowed one by one, so that frames can be read from `pending` while they are counted.
         let mut pending = std::mem::take(&mut self.pending);
         let result = frames::feed(&mut pending, bytes, &mut |opcode, payload: &[u8]| match opcode {
+            Opcode::Text | Opcode::Binary if desk.says.is_some() => {
+                self.on_foreign(now_ns, payload, desk);
+                Ok(())
+            }
             Opcode::Text => self.on_event(now_ns, payload, desk),
             Opcode::Ping => {
                 // The mask is any four bytes; what matters is only that they are not always the same.
@@ -136,6 +156,40 @@ impl Viewer {
         });
         self.pending = pending;
         result
+    }
+
+    /// The viewer has joined a server that greets nobody.
+    pub(super) fn open(&mut self, now_ns: u64, since: u64, desk: &mut Desk) {
+        self.tally = Tally::after(0);
+        self.phase = Phase::Open;
+        desk.joins.record(now_ns.saturating_sub(since));
+        desk.last_greeting_ns = desk.last_greeting_ns.max(Some(now_ns));
+    }
+
+    /// Every probe in what another server sent.
+    fn on_foreign(&mut self, now_ns: u64, mut bytes: &[u8], desk: &mut Desk) {
+        while let Some(at) = desk.mark.find(bytes) {
+            bytes = &bytes[at + probe::MARK.len()..];
+            if let Some(probe) = Probe::read(bytes).filter(|probe| probe.run == desk.run) {
+                let verdict = self.tally.message(probe.in_channel, true);
+                self.count(now_ns, verdict, Some(probe), desk);
+            }
+        }
+    }
+
+    /// Bytes without frames: a probe that may be cut waits for the rest.
+    fn on_stream(&mut self, now_ns: u64, bytes: &[u8], desk: &mut Desk) {
+        let mut all = std::mem::take(&mut self.pending);
+        all.extend_from_slice(bytes);
+        let tail = all.len().saturating_sub(PROBE_BYTES_MAX);
+        let last = memchr::memmem::rfind(&all[tail..], probe::MARK).map(|at| tail + at);
+        let cut = last.filter(|&at| Probe::read(&all[at + probe::MARK.len()..]).is_none());
+        let begun = (1..probe::MARK.len()).rev().find(|&length| all.ends_with(&probe::MARK[..length])).unwrap_or(0);
+        let whole = cut.unwrap_or(all.len() - begun);
+        self.on_foreign(now_ns, &all[..whole], desk);
+        all.drain(..whole);
+        // Thousands of viewers wait: none keeps more than it needs.
+        self.pending = if all.is_empty() { Vec::new() } else { all };
     }
 
     fn on_event(&mut self, now_ns: u64, event: &[u8], desk: &mut Desk) -> Result<(), Ending> {

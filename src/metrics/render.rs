@@ -5,17 +5,36 @@
 
 use std::fmt::Write;
 
-use crate::base::{Class, Gauge};
-use crate::post::report::{Report, Stages};
+use crate::base::{Class, Gauge, Name};
+use crate::post::report::{Report, Stages, Turns};
 
-/// Renders the last report of each shard and the orchestrator's own gauges.
+/// What the orchestrator says of itself.
+#[derive(Debug, Default)]
+pub struct Own {
+    /// Bounded things: name, used, limit.
+    pub gauges: Vec<(&'static str, Gauge)>,
+    /// Bounded things of apps: name, app, used, limit.
+    pub of_apps: Vec<(&'static str, Name, Gauge)>,
+    /// Counters from the start of the process: name, what it counts, count.
+    pub counters: Vec<(&'static str, &'static str, u64)>,
+    /// Events dropped at a full mailbox.
+    pub lost_before_fanout: u64,
+}
+
+/// Renders the last report of each shard and what the orchestrator says of itself.
 #[must_use]
-pub fn render(reports: &[Option<Report>], own: &[(&'static str, Gauge)], own_lost: u64) -> String {
+pub fn render(reports: &[Option<Report>], own: &Own) -> String {
     let mut out = String::with_capacity(8 * 1024);
     let reports: Vec<&Report> = reports.iter().flatten().collect();
     account(&mut out, &reports);
     stages(&mut out, &reports);
-    line(&mut out, "ringcast_lost_before_fanout_total", "shard=\"orchestrator\"", own_lost);
+    turns(&mut out, &reports);
+    line(&mut out, "ringcast_lost_before_fanout_total", "shard=\"orchestrator\"", own.lost_before_fanout);
+    for (name, help, count) in &own.counters {
+        let name = format!("ringcast_{name}_total");
+        header(&mut out, &name, "counter", help);
+        line(&mut out, &name, "shard=\"orchestrator\"", *count);
+    }
     header(&mut out, "ringcast_connections", "gauge", "Connections, by shard");
     for report in &reports {
         line(&mut out, "ringcast_connections", &shard(report), u64::from(report.rooms.connections));
@@ -27,8 +46,11 @@ pub fn render(reports: &[Option<Report>], own: &[(&'static str, Gauge)], own_los
                 line(&mut out, name, &format!("what=\"{what}\",{}", shard(report)), pick(gauge));
             }
         }
-        for (what, gauge) in own {
+        for (what, gauge) in &own.gauges {
             line(&mut out, name, &format!("what=\"{what}\",shard=\"orchestrator\""), pick(gauge));
+        }
+        for (what, app, gauge) in &own.of_apps {
+            line(&mut out, name, &format!("what=\"{what}\",app=\"{app}\",shard=\"orchestrator\""), pick(gauge));
         }
     }
     out
@@ -106,6 +128,23 @@ fn stages(out: &mut String, reports: &[&Report]) {
     }
 }
 
+fn turns(out: &mut String, reports: &[&Report]) {
+    header(out, "ringcast_turn_seconds", "histogram", "How long a core goes without a look into its mailboxes");
+    for report in reports {
+        let (shard, turns) = (shard(report), &report.turns);
+        let mut count = 0;
+        for (turns, limit_us) in turns.counts.iter().zip(Turns::LIMITS_US) {
+            count += turns;
+            let limit_s = limit_us as f64 / 1e6;
+            line(out, "ringcast_turn_seconds_bucket", &format!("le=\"{limit_s}\",{shard}"), count);
+        }
+        count += turns.counts[Turns::LIMITS_US.len()];
+        line(out, "ringcast_turn_seconds_bucket", &format!("le=\"+Inf\",{shard}"), count);
+        line(out, "ringcast_turn_seconds_count", &shard, count);
+        let _ = writeln!(out, "ringcast_turn_seconds_sum{{{shard}}} {}", turns.sum_us as f64 / 1e6);
+    }
+}
+
 fn header(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
@@ -133,11 +172,25 @@ mod tests {
             account,
             queued: [0, 2, 0],
             stages: Stages { ticks: 4, ..Stages::default() },
+            turns: Turns { counts: [5, 0, 1, 0, 0, 0, 1], sum_us: 1_500_000 },
             gauges: vec![("rooms", Gauge::new(1, 2))],
         };
-        let text = render(&[None, Some(report)], &[("posts", Gauge::new(0, 9))], 0);
+        let own = Own {
+            gauges: vec![("posts", Gauge::new(0, 9))],
+            of_apps: vec![("app_channels", Name::new("shop").unwrap(), Gauge::new(1, 2))],
+            counters: vec![("hook_asked", "Questions", 5)],
+            ..Own::default()
+        };
+        let text = render(&[None, Some(report)], &own);
+        assert!(text.contains("ringcast_used{what=\"app_channels\",app=\"shop\",shard=\"orchestrator\"} 1\n"));
+        assert!(text.contains(
+            "# TYPE ringcast_hook_asked_total counter\nringcast_hook_asked_total{shard=\"orchestrator\"} 5\n"
+        ));
         assert!(text.contains("ringcast_account_open{class=\"ordered\"} 1\n"));
         assert!(text.contains("ringcast_ticks_total{shard=\"1\"} 4\n"));
+        assert!(text.contains("ringcast_turn_seconds_bucket{le=\"0.0005\",shard=\"1\"} 5\n"));
+        assert!(text.contains("ringcast_turn_seconds_bucket{le=\"+Inf\",shard=\"1\"} 7\n"));
+        assert!(text.contains("ringcast_turn_seconds_sum{shard=\"1\"} 1.5\n"));
         assert!(text.contains("ringcast_limit{what=\"posts\",shard=\"orchestrator\"} 9\n"));
     }
 }

@@ -8,18 +8,22 @@
 mod alarm;
 mod ban;
 mod gathering;
+mod hook;
 mod join;
 mod limits;
 mod publish;
 mod report;
 mod upkeep;
 
+pub use hook::HookRule;
 pub use upkeep::RetentionRule;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::admission::quota::{Quota, Quotas};
 use crate::admission::rate::{FixedWindow, RateOptions};
-use crate::base::{AppId, ChannelKey, Gauge, Now, RoomChange, RoomId, ShardId, Ulid};
+use crate::base::{AppId, ChannelKey, Gauge, Name, Now, RoomChange, RoomId, ShardId, Ulid};
+use crate::metrics::render::Own;
 use crate::post::letters::{AddressKey, Ban, ToOrchestrator, ToShard};
 use crate::post::report::Report;
 use crate::seating::{Seating, SeatingOptions};
@@ -46,6 +50,12 @@ pub struct OrchestratorOptions {
     pub user_rate: RateOptions,
     /// What is kept of each app's messages; an app without a rule keeps all.
     pub retention: Vec<RetentionRule>,
+    /// The apps by their place in the configuration, and how much of the node each may take.
+    pub quotas: Vec<(Name, Quota)>,
+    /// How the messages of each app are judged, by its place in the configuration.
+    pub hooks: Vec<Option<HookRule>>,
+    /// Messages that are being judged at a time, of all apps.
+    pub hooks_max: u32,
     /// A source of what makes message ids unique; fresh at every start.
     pub seed: u64,
 }
@@ -60,6 +70,9 @@ impl Default for OrchestratorOptions {
             address_connections_max: 1_000,
             user_rate: RateOptions { requests_max: 120, window_s: 60, keys_max: 100_000 },
             retention: Vec::new(),
+            quotas: Vec::new(),
+            hooks: Vec::new(),
+            hooks_max: 256,
             seed: 0,
         }
     }
@@ -106,6 +119,15 @@ pub enum Action {
     },
     /// To the store; [`Orchestrator::on_chore`] follows.
     Chore(Chore),
+    /// To the hook of an app; [`Orchestrator::on_verdict`] follows, once.
+    AskHook {
+        /// For the verdict.
+        number: u64,
+        /// Whose hook.
+        app: AppId,
+        /// The message as JSON.
+        body: Vec<u8>,
+    },
     /// To the partition that gives this event its order.
     Publish {
         /// Which.
@@ -117,12 +139,16 @@ pub enum Action {
     SaveRooms(Vec<RoomChange>),
 }
 
-/// Who waits for a post.
+/// Who waits for a post, and what follows it.
 #[derive(Debug)]
 struct PostTag {
-    asker: ShardId,
-    ticket: u64,
+    /// The shard and its ticket; nobody waits for a retraction of the node's own.
+    waits: Option<(ShardId, u64)>,
+    sequel: publish::Sequel,
+    app: AppId,
     topic: Topic,
+    /// Text and data, which are counted under the app.
+    bytes: u32,
     /// It is a message of a user, who waits for the next one where slow mode says so.
     slowed: bool,
 }
@@ -151,6 +177,8 @@ pub struct Orchestrator {
     upkeep: upkeep::Upkeep,
     limits: limits::Limits,
     gatherings: gathering::Gatherings,
+    hooks: hook::Hooks,
+    quotas: Quotas,
     next_read: u64,
     next_id: u64,
     /// Events with a credit that were sent to each partition, and that it has placed in every mailbox.
@@ -189,6 +217,8 @@ impl Orchestrator {
             upkeep: upkeep::Upkeep::new(now),
             limits: limits::Limits::default(),
             gatherings: gathering::Gatherings::default(),
+            hooks: hook::Hooks::default(),
+            quotas: Quotas::new(options.quotas.iter().map(|(_, quota)| *quota)),
             next_read: 1,
             next_id: 1,
             published: vec![0; shards],
@@ -209,6 +239,7 @@ impl Orchestrator {
         }
         self.drive_alarms(now);
         self.drive_upkeep(now);
+        self.drive_hooks(now);
         if let Some(action) = self.actions.pop_front() {
             return Some(action);
         }
@@ -218,13 +249,13 @@ impl Orchestrator {
     /// A letter of a shard came.
     pub fn on_letter(&mut self, now: Now, letter: ToOrchestrator) {
         match letter {
-            ToOrchestrator::AskSeat { ticket, asker, channel, user, address, attempt, refused, here } => {
-                let ask = join::SeatAsk { asker, channel, user, address, attempt, refused, here };
+            ToOrchestrator::AskSeat { ticket, asker, app, first, channel, user, address, attempt, refused, here } => {
+                let ask = join::SeatAsk { asker, app, first, channel, user, address, attempt, refused, here };
                 let answer = self.seat(now, &ask);
                 self.answer(asker, ToShard::SeatAnswer { ticket, answer });
             }
             ToOrchestrator::GiveBack { asker, number } => self.seating.give_back(asker, number),
-            ToOrchestrator::Released(addresses) => self.release(&addresses),
+            ToOrchestrator::Released { addresses, apps } => self.release(&addresses, &apps),
             ToOrchestrator::Post { ticket, asker, draft } => self.post(now, ticket, asker, *draft),
             ToOrchestrator::Publish { ticket, asker, sealed } => {
                 let answer = self.publish_critical(sealed);
@@ -265,23 +296,18 @@ impl Orchestrator {
         self.lost_before_fanout += 1;
     }
 
-    /// Ephemeral events of the orchestrator that were dropped at a full mailbox.
-    #[must_use]
-    pub fn lost_before_fanout(&self) -> u64 {
-        self.lost_before_fanout
-    }
-
     /// Nothing that was taken waits for the store any more.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.group.gauge().used == 0 && self.finders.is_empty() && self.alarms.is_quiet()
+        self.group.gauge().used == 0 && self.finders.is_empty() && self.alarms.is_quiet() && self.hooks.is_quiet()
     }
 
     /// When [`Orchestrator::on_alarm`] or [`Orchestrator::poll_action`] has something to do, in monotonic milliseconds.
     #[must_use]
     pub fn next_alarm_ms(&self) -> u64 {
         let group = self.group.next_alarm().map(|us| us.div_ceil(1_000));
-        [group, self.alarms.wake_at_ms(), self.upkeep.wake_at_ms(), self.gatherings.wake_at_ms()]
+        let (alarms, upkeep) = (self.alarms.wake_at_ms(), self.upkeep.wake_at_ms());
+        [group, alarms, upkeep, self.gatherings.wake_at_ms(), self.hooks.wake_at_ms()]
             .into_iter()
             .flatten()
             .fold(self.tick_at_ms, u64::min)
@@ -309,15 +335,41 @@ impl Orchestrator {
             ("user_rates", self.user_rate.gauge()),
             ("alarm_changes", self.alarms.gauge()),
             ("gatherings", self.gatherings.gauge()),
+            ("hooks", self.hooks.gauge(self.options.hooks_max)),
         ];
         gauges.extend(self.limits.gauges());
         gauges
     }
 
+    /// What it says of itself on the page of metrics.
+    #[must_use]
+    pub fn own_metrics(&self) -> Own {
+        let [asked, unjudged, retracted] = self.hooks.counts();
+        Own {
+            gauges: self.gauges(),
+            of_apps: self.app_gauges(),
+            counters: vec![
+                ("hook_asked", "Messages that a hook was asked about", asked),
+                ("hook_unjudged", "Messages that got no verdict within their budget", unjudged),
+                ("hook_retracted", "Messages retracted for a verdict behind their budget", retracted),
+            ],
+            lost_before_fanout: self.lost_before_fanout,
+        }
+    }
+
+    fn app_gauges(&self) -> Vec<(&'static str, Name, Gauge)> {
+        let apps = self.options.quotas.iter().map(|(name, _)| name).enumerate();
+        let rows = apps.flat_map(|(at, name)| {
+            let gauges = self.quotas.gauges(at, self.seating.channels_of(name));
+            gauges.map(|(what, gauge)| (what, name.clone(), gauge))
+        });
+        rows.collect()
+    }
+
     fn credits(&self) -> Gauge {
         let on_their_way: u64 = self.published.iter().zip(&self.placed).map(|(sent, placed)| sent - placed).sum();
         Gauge::new(
-            self.group.gauge().used + self.finders.len() as u64 + on_their_way,
+            self.group.gauge().used + self.finders.len() as u64 + self.hooks.waiting() + on_their_way,
             u64::from(self.options.credits_max),
         )
     }

@@ -37,15 +37,21 @@ impl Orchestrator {
             let detail = format!("at most {max} messages in {} s; 0 remain", self.options.user_rate.window_s);
             return Err(Problem::new(429, "user_over_rate", detail).retry_after(retry_after_s));
         }
+        self.quotas.post(now, draft.app)?;
         if self.credits().is_full() {
             return Err(Problem::new(503, "busy", "too many messages are on their way").retry_after(1));
         }
         match draft.target {
             None => {
-                // Last, so that nobody waits for a message that another rule refused.
+                // Last before the hook, so that nobody waits for a message that another rule refused.
                 let user = (!draft.by_server).then_some(draft.user_id.as_str());
                 self.limits.admit(now, &key_of(&draft.topic), user)?;
-                self.store(now, ticket, asker, draft)
+                let author = draft.author_to_forgive();
+                let judged = self.judge(now, ticket, asker, draft);
+                if let (Err(_), Some((key, user))) = (&judged, author) {
+                    self.limits.forgive(key, user);
+                }
+                judged
             }
             Some(id) => {
                 // Whose message is it, and is it still there?
@@ -65,12 +71,21 @@ impl Orchestrator {
             Err(error) => Err(store_problem(&error)),
             Ok(found) => may_change(&draft, found.as_deref()),
         };
-        if let Err(problem) = allowed.and_then(|()| self.store(now, ticket, asker, draft)) {
+        if let Err(problem) = allowed.and_then(|()| self.judge(now, ticket, asker, draft)) {
             self.answer(asker, ToShard::PostAnswer { ticket, answer: Err(problem) });
         }
     }
 
-    fn store(&mut self, now: Now, ticket: u64, asker: ShardId, draft: Draft) -> Result<(), Problem> {
+    /// Gives a draft to the store. `waits` is who is answered.
+    pub(super) fn store(
+        &mut self,
+        now: Now,
+        waits: Option<(ShardId, u64)>,
+        draft: Draft,
+        sequel: Sequel,
+    ) -> Result<(), Problem> {
+        let (app, bytes) = (draft.app, draft.bytes());
+        self.quotas.enqueue(app, bytes)?;
         let author = if draft.by_server { "" } else { draft.user_id.as_str() };
         let slowed = !draft.by_server && draft.kind == EventKind::MessageNew;
         let event = NewEvent {
@@ -87,9 +102,10 @@ impl Orchestrator {
             detail: draft.detail,
             client_id: draft.client_id,
         };
-        self.group
-            .push(now, event, PostTag { asker, ticket, topic: draft.topic, slowed })
-            .map_err(|_| Problem::new(503, "busy", "too many messages are on their way").retry_after(1))
+        self.group.push(now, event, PostTag { waits, sequel, app, topic: draft.topic, bytes, slowed }).map_err(|_| {
+            self.quotas.dequeue(app, bytes);
+            Problem::new(503, "busy", "too many messages are on their way").retry_after(1)
+        })
     }
 
     fn new_id(&mut self, now: Now) -> Ulid {
@@ -101,9 +117,12 @@ impl Orchestrator {
     }
 
     /// The batch that was under way is durable, or is not.
-    pub fn on_committed(&mut self, _now: Now, result: Result<Vec<Appended>, StoreError>) {
+    pub fn on_committed(&mut self, now: Now, result: Result<Vec<Appended>, StoreError>) {
         for (event, tag, result) in self.group.on_committed(result) {
-            let PostTag { asker, ticket, topic, slowed } = tag;
+            let PostTag { waits, sequel, app, topic, bytes, slowed } = tag;
+            self.quotas.dequeue(app, bytes);
+            // What a hook judges is the message, not the event that changed it.
+            let target = event.target;
             let answer = match result {
                 Ok(Appended::New { position }) => {
                     let posted =
@@ -121,7 +140,24 @@ impl Orchestrator {
                     Err(store_problem(&error))
                 }
             };
-            self.answer(asker, ToShard::PostAnswer { ticket, answer });
+            match sequel {
+                Sequel::Nothing => {}
+                Sequel::TellHook(number) => {
+                    let message = answer.as_ref().ok().map(|posted| target.unwrap_or(posted.id));
+                    self.on_unjudged_stored(number, message);
+                }
+                Sequel::EndRetraction(number) => self.on_retraction_stored(now, number, answer.is_ok()),
+            }
+            if let Some((asker, ticket)) = waits {
+                self.answer(asker, ToShard::PostAnswer { ticket, answer });
+            }
+        }
+    }
+
+    /// A message that slow mode counted is not stored after all: its author need not wait for it.
+    pub(super) fn forgive(&mut self, draft: &Draft) {
+        if let Some((key, user)) = draft.author_to_forgive() {
+            self.limits.forgive(key, user);
         }
     }
 
@@ -173,6 +209,16 @@ impl Orchestrator {
         };
         self.answer(asker, ToShard::PageAnswer { ticket, answer });
     }
+}
+
+/// What follows when an event is durable, or is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sequel {
+    Nothing,
+    /// It went to the store without the verdict of this question.
+    TellHook(u64),
+    /// It retracts the message that this question was about.
+    EndRetraction(u64),
 }
 
 /// A draft whose message is looked for.
@@ -251,5 +297,93 @@ pub(super) fn store_problem(error: &StoreError) -> Problem {
         StoreError::Busy => Problem::new(503, "store_busy", error.to_string()).retry_after(1),
         StoreError::Io(_) => Problem::new(503, "store_failed", error.to_string()).retry_after(1),
         StoreError::Corrupt(_) | StoreError::Refused(_) => Problem::new(500, "store_refused", error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::quota::Quota;
+    use crate::base::AppId;
+    use crate::orchestrator::OrchestratorOptions;
+    use crate::post::letters::ToOrchestrator;
+    use crate::store::{Batch, Memory, Store};
+    use crate::wire::topic::{Scope, TopicHasher};
+
+    fn letter(app: u16, ticket: u64, bytes: usize) -> ToOrchestrator {
+        let name = |text: &str| Name::new(text).unwrap();
+        let app_name = if app == 0 { "small" } else { "large" };
+        let draft = Draft {
+            kind: EventKind::MessageNew,
+            target: None,
+            detail: None,
+            app: AppId(app),
+            topic: TopicHasher::new(1).topic(Scope::Channel, &name(app_name), &name("a")),
+            user_id: String::new(),
+            user_name: String::new(),
+            text: Some("x".repeat(bytes)),
+            data: None,
+            client_id: None,
+            idempotency_key: None,
+            by_server: true,
+        };
+        ToOrchestrator::Post { ticket, asker: ShardId(0), draft: Box::new(draft) }
+    }
+
+    type Answers = Vec<(u64, Result<u64, &'static str>)>;
+
+    /// Answers that have come, and the batch that waits for the disk.
+    fn run(node: &mut Orchestrator, now: Now) -> (Answers, Option<Batch>) {
+        let (mut answers, mut waiting) = (Vec::new(), None);
+        while let Some(action) = node.poll_action(now) {
+            match action {
+                Action::Answer { letter: ToShard::PostAnswer { ticket, answer }, .. } => {
+                    answers.push((ticket, answer.map(|posted| posted.seq).map_err(|problem| problem.code)));
+                }
+                Action::Commit(batch) => waiting = Some(batch),
+                _ => {}
+            }
+        }
+        (answers, waiting)
+    }
+
+    #[test]
+    fn bytes_of_one_app_that_wait_for_the_disk_hold_up_no_other() {
+        let quota = Quota { queued_bytes_max: 100, ..Quota::default() };
+        let name = |text: &str| Name::new(text).unwrap();
+        let quotas = vec![(name("small"), quota), (name("large"), Quota::default())];
+        let options = OrchestratorOptions { quotas, ..OrchestratorOptions::default() };
+        let now = Now::default();
+        let mut node = Orchestrator::new(options, TopicHasher::new(1), [], [], now);
+        let mut store = Memory::new(1);
+        node.on_letter(now, letter(0, 1, 60));
+        let (answers, batch) = run(&mut node, now);
+        assert!(answers.is_empty());
+        for (app, ticket, bytes) in [(0, 2, 40), (0, 3, 1), (1, 4, 10_000), (1, 5, 10_000)] {
+            node.on_letter(now, letter(app, ticket, bytes));
+        }
+        assert_eq!(run(&mut node, now).0, [(3, Err("app_queue_full"))]);
+        let of_app = |node: &Orchestrator| node.own_metrics().of_apps;
+        assert_eq!(of_app(&node), [("app_queued_bytes", name("small"), crate::base::Gauge::new(100, 100))]);
+        let mut batch = batch;
+        let mut answers = Vec::new();
+        while let Some(events) = batch.take() {
+            let result = store.commit(0, events.events());
+            drop(events);
+            node.on_committed(now, result);
+            let (more, next) = run(&mut node, now);
+            answers.extend(more);
+            batch = next;
+        }
+        answers.sort_unstable();
+        assert_eq!(answers, [(1, Ok(1)), (2, Ok(2)), (4, Ok(1)), (5, Ok(2))]);
+        assert_eq!(of_app(&node)[0].2.used, 0);
+        // A commit that fails gives the bytes back as well.
+        node.on_letter(now, letter(0, 6, 100));
+        let (_, batch) = run(&mut node, now);
+        drop(batch);
+        node.on_committed(now, Err(StoreError::Full));
+        assert_eq!(run(&mut node, now).0, [(6, Err("disk_full"))]);
+        assert_eq!(of_app(&node)[0].2.used, 0);
     }
 }

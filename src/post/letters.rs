@@ -124,6 +124,21 @@ pub struct Draft {
     pub by_server: bool,
 }
 
+impl Draft {
+    /// Its text and data, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u32 {
+        (self.text.as_ref().map_or(0, String::len) + self.data.as_ref().map_or(0, String::len)) as u32
+    }
+
+    /// Whose wait for the next message is over if this one is not stored: slow mode counts the new messages of users.
+    #[must_use]
+    pub fn author_to_forgive(&self) -> Option<(ChannelKey, String)> {
+        let counts = !self.by_server && self.kind == EventKind::MessageNew;
+        counts.then(|| (ChannelKey::new(self.topic.app.clone(), self.topic.name.clone()), self.user_id.clone()))
+    }
+}
+
 /// A ban. There is one slot for each app, user and channel, and one for the user in the whole app.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ban {
@@ -183,6 +198,9 @@ pub struct Posted {
     pub created_at_ms: u64,
 }
 
+/// Refusals of a seat, by their codes, after which the connection is not counted.
+pub const COUNTED_NOT: [&str; 2] = ["address_full", "app_connections_full"];
+
 /// From a shard to the orchestrator. `ticket` is the shard's own number for the answer to come.
 #[derive(Debug)]
 pub enum ToOrchestrator {
@@ -192,11 +210,16 @@ pub enum ToOrchestrator {
         ticket: u64,
         /// Who asks.
         asker: ShardId,
-        /// The channel; without one only the address is counted.
+        /// The tenant's place in the configuration.
+        app: AppId,
+        /// It is the first question of a connection, which is counted now: under its app, and under its address if it has
+        /// one. If the answer is one of [`COUNTED_NOT`], it was not.
+        first: bool,
+        /// The channel; without one the connection is only counted.
         channel: Option<Topic>,
         /// Who it is for: a banned user gets no seat.
         user: Option<(Name, Name)>,
-        /// The address to count, on the first attempt.
+        /// The address to count.
         address: Option<AddressKey>,
         /// Which try of this viewer it is: 1, 2, 3 …
         attempt: u8,
@@ -212,8 +235,13 @@ pub enum ToOrchestrator {
         /// The seat's number.
         number: u64,
     },
-    /// These connections ended, by address.
-    Released(Vec<(AddressKey, u32)>),
+    /// Connections ended that were counted: so many of each address, and of each app.
+    Released {
+        /// By address.
+        addresses: Vec<(AddressKey, u32)>,
+        /// By app.
+        apps: Vec<(AppId, u32)>,
+    },
     /// Store and publish this.
     Post {
         /// For the answer.

@@ -46,6 +46,26 @@ pub struct Stages {
     pub bad_commands: u64,
 }
 
+/// How long a core's turns take, that is: how long a letter waits at the most before its core looks into the mailboxes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turns {
+    /// Turns not longer than each of [`Turns::LIMITS_US`] but longer than the one before, and those beyond all of them.
+    pub counts: [u64; 7],
+    /// All of them together, in microseconds.
+    pub sum_us: u64,
+}
+
+impl Turns {
+    /// The bounds, in microseconds. Under load a turn shall end within a millisecond.
+    pub const LIMITS_US: [u64; 6] = [250, 500, 1_000, 4_000, 20_000, 100_000];
+
+    /// Counts one turn.
+    pub fn count(&mut self, turn_us: u64) {
+        self.counts[Self::LIMITS_US.partition_point(|&limit| limit < turn_us)] += 1;
+        self.sum_us += turn_us;
+    }
+}
+
 /// One shard's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
@@ -57,6 +77,23 @@ pub struct Report {
     pub queued: [u64; 3],
     /// The counters.
     pub stages: Stages,
+    /// Its turns.
+    pub turns: Turns,
     /// Bounded things here: name, used, limit.
     pub gauges: Vec<(&'static str, crate::base::Gauge)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_counts_under_the_first_bound_that_holds_it() {
+        let mut turns = Turns::default();
+        for turn_us in [0, 250, 251, 1_000, 1_001, 100_000, 100_001] {
+            turns.count(turn_us);
+        }
+        assert_eq!(turns.counts, [2, 1, 1, 1, 0, 1, 1]);
+        assert_eq!(turns.sum_us, 202_503);
+    }
 }

@@ -12,7 +12,7 @@ mod ledger;
 mod rooms;
 mod seat;
 
-use crate::base::{ChannelKey, Gauge, Given, Now, RoomChange, RoomId, RoomReport, ShardId};
+use crate::base::{ChannelKey, Gauge, Given, Name, Now, RoomChange, RoomId, RoomReport, ShardId};
 use ledger::{Claim, Ledger};
 use rooms::Channel;
 pub use seat::{Ask, SeatError, SeatingOptions};
@@ -34,6 +34,8 @@ pub struct Seating {
     /// Channels by slot; a slot is free once its channel is empty and everything about it was told.
     channels: Vec<Option<Channel>>,
     free: Vec<u32>,
+    /// Channels of each app that has some.
+    of_app: BTreeMap<Name, u32>,
     ledger: Ledger,
     loads: Vec<Load>,
     /// The rooms of each shard, so that a report can find those it leaves out.
@@ -59,6 +61,7 @@ impl Seating {
             slot_of: BTreeMap::new(),
             channels: Vec::new(),
             free: Vec::new(),
+            of_app: BTreeMap::new(),
             ledger: Ledger::new(options.shards),
             loads: vec![Load::default(); shards],
             rooms_of: vec![BTreeSet::new(); shards],
@@ -210,6 +213,18 @@ impl Seating {
         self.find(topic).into_iter().flat_map(Channel::rooms).map(|(id, room)| (id, room.viewers())).collect()
     }
 
+    /// Channels of an app that are watched, or of whose end there is still something to tell or to write.
+    #[must_use]
+    pub fn channels_of(&self, app: &Name) -> u32 {
+        self.of_app.get(app).copied().unwrap_or(0)
+    }
+
+    /// Somebody watches this channel, or has done so until a moment ago.
+    #[must_use]
+    pub fn knows(&self, topic: &ChannelKey) -> bool {
+        self.slot_of.contains_key(topic)
+    }
+
     /// Connections of a shard: what it counted, and those on their way. 0 for a shard that is none of ours.
     #[must_use]
     pub fn connections(&self, shard: ShardId) -> u64 {
@@ -287,6 +302,12 @@ impl Seating {
         let done = |channel: &mut Channel| channel.is_empty() && channel.unwritten == 0;
         if let Some(channel) = self.channels[slot as usize].take_if(done) {
             self.slot_of.remove(&channel.key);
+            if let Some(count) = self.of_app.get_mut(&channel.key.app) {
+                *count -= 1;
+                if *count == 0 {
+                    self.of_app.remove(&channel.key.app);
+                }
+            }
             self.free.push(slot);
         }
     }
@@ -303,6 +324,7 @@ impl Seating {
             None => self.channels.push(channel),
         }
         self.slot_of.insert(key.clone(), slot);
+        *self.of_app.entry(key.app.clone()).or_default() += 1;
         slot
     }
 
@@ -318,7 +340,7 @@ impl Seating {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{Name, RoomCount};
+    use crate::base::RoomCount;
 
     fn topic() -> ChannelKey {
         ChannelKey::new(Name::new("demo").unwrap(), Name::new("race-42").unwrap())

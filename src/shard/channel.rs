@@ -60,6 +60,8 @@ pub(super) struct Channel {
     pub(super) walked_in: u64,
     /// It stands in the queue of those whose ticks are walked.
     pub(super) queued: bool,
+    /// The open tick has more than half of what it may have, and this core takes no events until it is walked.
+    pub(super) full: bool,
     /// Somebody joined since the open tick began: its mergeable events are not replaced any more, for the newcomer
     /// is owed only what comes after.
     pub(super) entered: bool,
@@ -87,6 +89,7 @@ impl Channel {
             walk: None,
             walked_in: 0,
             queued: false,
+            full: false,
             entered: false,
             other_viewers: [0; 2],
             tail: VecDeque::new(),
@@ -125,13 +128,13 @@ impl Channel {
 
     /// Where a member begins that is let in now: it is owed what is appended from here on, and nothing of a tick whose
     /// walk may still come to it.
-    pub(super) fn begins(&mut self) -> Option<Begins> {
+    pub(super) fn begins(&mut self) -> Option<Box<Begins>> {
         if self.open.is_empty() && self.walk.is_none() {
             return None;
         }
         self.entered |= !self.open.is_empty();
         let lost = self.open.overflow().cloned().map(Box::new);
-        Some(Begins { tick: self.tick, frame: self.open.counts().iter().sum(), lost })
+        Some(Box::new(Begins { tick: self.tick, frame: self.open.counts().iter().sum(), lost }))
     }
 
     /// The tick being walked, if it has not come to this member and concerns it.

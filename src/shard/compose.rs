@@ -52,8 +52,9 @@ impl Shard {
         if !identity.write {
             return Err(no_right(channel.as_str()));
         }
-        let bytes_max = self.apps.get(client.app).map_or(0, |app| app.message_bytes_max);
-        let content = validate::content(body, bytes_max)?;
+        let Some(app) = self.apps.get(client.app) else { return Err(Problem::new(404, "gone", "the app is gone")) };
+        let content = validate::content(body, app.message_bytes_max)?;
+        app.check_words(content.text.as_deref(), content.data.as_deref())?;
         let draft = Draft {
             kind: EventKind::MessageNew,
             target: None,

@@ -86,6 +86,10 @@ impl Shard {
             Appended::Merged => account.merged += live,
             Appended::Overflowed => account.evicted += live,
         }
+        if !channel.full && channel.open.bytes() > bytes_max / 2 {
+            channel.full = true;
+            self.full += 1;
+        }
         if !channel.queued {
             channel.queued = true;
             // A critical event waits for no other channel's walk.
@@ -297,7 +301,7 @@ impl Shard {
                 let pending = Pending::Resume { client: id, topic: no };
                 let asked = self.ask_page(pending, topic, Range::Since(next_seq - 1), PAGE_ROWS);
                 if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
-                    sub.state = SubState::Resuming { next_seq, asked };
+                    sub.state = SubState::Resuming { next_seq, asked: asked as u32 };
                 }
                 return false;
             }
@@ -347,7 +351,7 @@ impl Shard {
         let Some(sub) = client.sub_mut(no) else { return };
         // It may have left and come again, or the number may be that of another channel by now.
         let SubState::Resuming { next_seq, asked } = sub.state else { return };
-        if asked != ticket {
+        if asked != ticket as u32 {
             return;
         }
         sub.state = SubState::Resuming { next_seq, asked: 0 };

@@ -5,9 +5,9 @@
 
 use super::{Action, GENERATION_MASK, Pending, Place, Shard};
 use crate::admission::auth::{Speaker, authenticate};
-use crate::base::{AppId, ClientId, Given, Name, Now, RoomId, ShardId};
-use crate::fanout::client::{Client, Owed, Phase};
-use crate::post::letters::{AddressKey, Identity, JoinSpec, Seat, ToOrchestrator};
+use crate::base::{AppId, ClientId, Given, Name, Now, ShardId};
+use crate::fanout::client::{Client, Few, Owed, Phase};
+use crate::post::letters::{AddressKey, COUNTED_NOT, Identity, JoinSpec, Seat, ToOrchestrator};
 use crate::wire::dialect::{Dialect, sse_head};
 use crate::wire::http::{Upgrade, switching_protocols};
 use crate::wire::problem::Problem;
@@ -65,7 +65,7 @@ impl Shard {
             address: origin.address,
             attempts: 0,
         };
-        Ok(self.ask_seat(spec, None, true))
+        Ok(self.ask_seat(spec))
     }
 
     /// 503 while draining or over a ceiling.
@@ -83,19 +83,22 @@ impl Shard {
         Ok(())
     }
 
-    fn ask_seat(&mut self, spec: JoinSpec, refused: Option<RoomId>, count_address: bool) -> u64 {
-        let (channel, user, address) = (spec.channel.clone(), user_of(&spec), spec.address.filter(|_| count_address));
-        let attempt = spec.attempts + 1;
+    /// The first question of a connection: it is counted with it.
+    fn ask_seat(&mut self, spec: JoinSpec) -> u64 {
+        let (channel, user, address) = (spec.channel.clone(), user_of(&spec), spec.address);
+        let (app, attempt) = (spec.app, spec.attempts + 1);
         let ticket = self.ticket(Pending::Join(Box::new(spec)));
         let asker = self.options.id;
         self.actions.push_back(Action::Ask(ToOrchestrator::AskSeat {
             ticket,
             asker,
+            app,
+            first: true,
             channel,
             user,
             address,
             attempt,
-            refused,
+            refused: None,
             here: false,
         }));
         ticket
@@ -106,13 +109,13 @@ impl Shard {
         if let Some(pending) = self.pending.get_mut(&ticket)
             && let Pending::Join(spec) = pending
         {
-            *pending = Pending::Left(spec.address);
+            *pending = Pending::Left(spec.app, spec.address);
         }
     }
 
     /// The hand-over of a socket to another shard failed: its mailbox is full.
     pub fn on_hand_over_failed(&mut self, seat: &Seat) {
-        self.release_address(seat.spec.address);
+        self.release(seat.spec.app, seat.spec.address);
         self.give_back(seat.asker, seat.given.number);
     }
 
@@ -133,19 +136,18 @@ impl Shard {
                 }
             }
             (Some(Pending::Join(spec)), Err(problem)) => {
-                // The first refusal may be that of the address, which then was not counted.
-                if problem.code != "address_full" {
-                    self.release_address(spec.address);
+                if !COUNTED_NOT.contains(&problem.code) {
+                    self.release(spec.app, spec.address);
                 }
                 self.actions.push_back(Action::Refuse { ticket, problem });
             }
-            (Some(Pending::Left(address)), answer) => {
+            (Some(Pending::Left(app, address)), answer) => {
                 match answer {
                     Ok(Some(given)) => self.give_back(self.options.id, given.number),
-                    Err(problem) if problem.code == "address_full" => return,
+                    Err(problem) if COUNTED_NOT.contains(&problem.code) => return,
                     _ => {}
                 }
-                self.release_address(address);
+                self.release(app, address);
             }
             (Some(Pending::Subscribe { client, want }), answer) => self.on_subscribe_answer(now, client, *want, answer),
             (_, Ok(Some(given))) => self.give_back(self.options.id, given.number),
@@ -177,16 +179,15 @@ impl Shard {
         }
         spec.attempts += 1;
         if spec.attempts >= self.options.attempts_max {
-            self.release_address(spec.address);
+            self.release(spec.app, spec.address);
             self.actions.push_back(Action::Refuse { ticket, problem: all_full() });
             return;
         }
         let (channel, refused, attempt) = (spec.channel.clone(), Some(given.room), spec.attempts + 1);
-        let user = user_of(&spec);
+        let (app, user) = (spec.app, user_of(&spec));
         self.pending.insert(ticket, Pending::Join(Box::new(spec)));
-        let asker = self.options.id;
-        let ask =
-            ToOrchestrator::AskSeat { ticket, asker, channel, user, address: None, attempt, refused, here: false };
+        let (asker, first, address, here) = (self.options.id, false, None, false);
+        let ask = ToOrchestrator::AskSeat { ticket, asker, app, first, channel, user, address, attempt, refused, here };
         self.actions.push_back(Action::Ask(ask));
     }
 
@@ -196,7 +197,7 @@ impl Shard {
     }
 
     fn turn_away(&mut self, ticket: u64, spec: &JoinSpec) {
-        self.release_address(spec.address);
+        self.release(spec.app, spec.address);
         let problem = Problem::new(503, "connections_full", "this core takes no more connections").retry_after(5);
         self.actions.push_back(Action::Refuse { ticket, problem });
     }
@@ -269,10 +270,10 @@ impl Shard {
             app,
             dialect: Dialect::Json,
             identity: identity.map(Box::new),
-            places: Vec::new(),
+            places: Few::default(),
             address: None,
             first: None,
-            more: Vec::new(),
+            more: Few::default(),
             codec: crate::wire::socket::Codec::default(),
             behind: None,
             since_s: now.mono_s() as u32,
@@ -316,7 +317,9 @@ impl Shard {
         self.actions.push_back(Action::Ask(ToOrchestrator::GiveBack { asker, number }));
     }
 
-    pub(super) fn release_address(&mut self, address: Option<AddressKey>) {
+    /// A connection that was counted is none any more.
+    pub(super) fn release(&mut self, app: AppId, address: Option<AddressKey>) {
+        *self.released_apps.entry(app).or_default() += 1;
         if let Some(address) = address {
             *self.released.entry(address).or_default() += 1;
         }

@@ -28,9 +28,10 @@ pub use request::{ApiAnswer, ApiRequest, Outcome};
 pub use write::{Send, SendBatch, SendResult, Source};
 
 use crate::admission::Apps;
+use crate::admission::blocklist::Blocklist;
 use crate::admission::rate::{FixedWindow, RateOptions};
 use crate::base::alarm::Wheel;
-use crate::base::{Account, ChannelKey, ClientId, Gauge, Now, RoomCount, RoomReport, ShardId};
+use crate::base::{Account, AppId, ChannelKey, ClientId, Gauge, Now, RoomCount, RoomReport, ShardId};
 use crate::bus::Partition;
 use crate::fanout::client::{Client, Phase};
 use crate::fanout::index::{Index, IndexOptions, TopicNo};
@@ -90,6 +91,8 @@ pub struct ShardOptions {
     pub socket: SocketLimits,
     /// The subscription index.
     pub index: IndexOptions,
+    /// Patterns of one app's list of texts that are not allowed.
+    pub patterns_max: u32,
     /// Who is there, in the channels whose partition this shard is.
     pub presence: PresenceOptions,
     /// The echo endpoint of conformance tests is there.
@@ -107,7 +110,7 @@ impl Default for ShardOptions {
             attempts_max: 10,
             channels_per_client: 128,
             outbox: OutboxOptions::default(),
-            tick_bytes_max: 128 * 1024,
+            tick_bytes_max: 64 * 1024,
             sends_per_submit: 64,
             write_bytes: 16 * 1024,
             tail_events: 64,
@@ -119,6 +122,7 @@ impl Default for ShardOptions {
             address_rate: RateOptions { requests_max: 600, window_s: 60, keys_max: 100_000 },
             socket: SocketLimits::default(),
             index: IndexOptions::default(),
+            patterns_max: 10_000,
             presence: PresenceOptions::default(),
             echo: false,
         }
@@ -181,8 +185,8 @@ pub enum Action {
 enum Pending {
     /// A socket that waits for a seat.
     Join(Box<JoinSpec>),
-    /// A socket that went away while it waited, and the address that the answer will tell to be counted or not.
-    Left(Option<AddressKey>),
+    /// A socket that went away while it waited, with the app and the address that the answer will tell to be counted or not.
+    Left(AppId, Option<AddressKey>),
     /// A connection that subscribes to a further channel.
     Subscribe { client: ClientId, want: Box<subscribe::Want> },
     /// A message that a client posted.
@@ -225,6 +229,8 @@ pub struct Shard {
     clients: u32,
     index: Index,
     channels: Vec<Option<Box<Channel>>>,
+    /// How many of them are full.
+    full: u32,
     /// Channels whose ticks are walked in turn.
     queue: VecDeque<TopicNo>,
     /// Clients that are behind and may write.
@@ -241,6 +247,7 @@ pub struct Shard {
     retry_heads: Vec<TopicNo>,
     retry_resumes: Vec<(ClientId, TopicNo)>,
     released: BTreeMap<AddressKey, u32>,
+    released_apps: BTreeMap<AppId, u32>,
     processed: Vec<u64>,
     emptied: BTreeSet<(ChannelKey, u32)>,
     report_at_ms: Option<u64>,
@@ -271,6 +278,7 @@ impl Shard {
             free: Vec::new(),
             clients: 0,
             channels: Vec::new(),
+            full: 0,
             queue: VecDeque::new(),
             ready: VecDeque::new(),
             batch_number: 0,
@@ -281,6 +289,7 @@ impl Shard {
             retry_heads: Vec::new(),
             retry_resumes: Vec::new(),
             released: BTreeMap::new(),
+            released_apps: BTreeMap::new(),
             emptied: BTreeSet::new(),
             report_at_ms: None,
             draining: None,
@@ -301,6 +310,11 @@ impl Shard {
         self.busy_outside = busy;
     }
 
+    /// Lists of texts that are not allowed were read again.
+    pub fn set_blocklists(&mut self, lists: &[(AppId, Blocklist)]) {
+        self.apps.set_blocklists(lists);
+    }
+
     /// Connections here.
     #[must_use]
     pub fn connections(&self) -> u32 {
@@ -311,6 +325,13 @@ impl Shard {
     #[must_use]
     pub fn has_fanout(&self) -> bool {
         !self.queue.is_empty() || !self.ready.is_empty()
+    }
+
+    /// There is room for more events in every open tick. Else they wait in their mailbox, and pressure reaches who posts
+    /// instead of viewers who keep up.
+    #[must_use]
+    pub fn takes_events(&self) -> bool {
+        self.full == 0
     }
 
     /// An ephemeral event of this shard found its partition's mailbox full and was dropped.
@@ -382,6 +403,7 @@ impl Shard {
             account: self.account,
             queued: self.queued(),
             stages: self.stages(),
+            turns: crate::post::report::Turns::default(),
             gauges: self.gauges(),
         }
     }
@@ -427,6 +449,7 @@ impl Shard {
             ("contexts", self.pool.gauge()),
             ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
             ("addresses", self.address_rate.gauge()),
+            ("patterns", Gauge::new(self.apps.blocklist_patterns() as u64, u64::from(self.options.patterns_max))),
         ];
         let channels_max = u64::from(self.options.shards) * u64::from(self.options.index.channels_max);
         gauges.extend(self.attendance.gauges(subscriptions_max, channels_max));
@@ -496,7 +519,7 @@ impl Shard {
             return;
         }
         client.phase = Phase::Closing;
-        client.closing = Some(closing);
+        client.closing = Some(Box::new(closing));
         match closing {
             Closing::TooSlow => self.stages.closed_slow += 1,
             Closing::Silent => self.stages.closed_silent += 1,

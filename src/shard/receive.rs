@@ -230,6 +230,7 @@ impl Shard {
         if data.as_ref().is_some_and(|data| data.len() > bytes_max) {
             return Err(Problem::new(413, "message_too_large", format!("data has at most {bytes_max} bytes")));
         }
+        self.apps.get(client.app).map_or(Ok(()), |app| app.check_words(None, data.as_deref()))?;
         let event = Event {
             custom_name,
             user_id: identity.user.as_str().into(),

@@ -67,7 +67,7 @@ impl From<Problem> for ApiAnswer {
         if let Some(seconds) = problem.retry_after_s {
             fields.push(("retry-after", seconds.to_string()));
         }
-        fields.extend(problem.header.clone());
+        fields.extend(problem.header.as_deref().cloned());
         Self { status: problem.status, content_type: "application/problem+json", body: problem.body(), fields }
     }
 }
@@ -282,6 +282,7 @@ impl Shard {
                 (user, name.to_owned(), true)
             }
         };
+        options.check_words(content.text.as_deref(), content.data.as_deref())?;
         let draft = Box::new(Draft {
             kind: EventKind::MessageNew,
             target: None,
@@ -343,6 +344,7 @@ impl Shard {
         } else {
             validate::Content { text: None, data: None, client_id: None }
         };
+        options.check_words(content.text.as_deref(), content.data.as_deref())?;
         let draft = Box::new(Draft {
             kind,
             target: Some(message),
@@ -443,6 +445,7 @@ impl Shard {
                 if !right || topic.scope != Scope::Channel {
                     return Err(no_right(topic.name.as_str()));
                 }
+                options.check_words(None, body.data.map(serde_json::value::RawValue::get))?;
                 Event {
                     user_id: identity.user.as_str().to_owned(),
                     user_name: identity.name.clone(),

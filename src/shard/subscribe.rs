@@ -8,7 +8,7 @@ use super::channel::{Channel, Head};
 use super::join::{all_full, show_conn};
 use super::receive::too_many_channels;
 use super::{Action, Pending, Shard};
-use crate::base::{ClientId, Given, Name, Now};
+use crate::base::{AppId, ClientId, Given, Name, Now, RoomId};
 use crate::fanout::client::{Behind, Owed, Phase, Sub, SubState};
 use crate::fanout::index::TopicNo;
 use crate::post::letters::{Range, ToOrchestrator};
@@ -145,20 +145,17 @@ impl Shard {
     }
 
     pub(super) fn on_subscribe_command(&mut self, client: ClientId, want: Want) {
-        let channel = Some(want.topic.clone());
+        self.ask_further_seat(client, want, None);
+    }
+
+    /// A seat for a channel more, on this shard: the connection is counted already.
+    fn ask_further_seat(&mut self, client: ClientId, want: Want, refused: Option<RoomId>) {
+        let (channel, attempt) = (Some(want.topic.clone()), want.attempts + 1);
+        let app = self.client(client).map_or(AppId(0), |client| client.app);
         let user = self.user_of_client(client, &want.topic.app);
         let ticket = self.ticket(Pending::Subscribe { client, want: Box::new(want) });
-        let asker = self.options.id;
-        let ask = ToOrchestrator::AskSeat {
-            ticket,
-            asker,
-            channel,
-            user,
-            address: None,
-            attempt: 1,
-            refused: None,
-            here: true,
-        };
+        let (asker, first, address, here) = (self.options.id, false, None, true);
+        let ask = ToOrchestrator::AskSeat { ticket, asker, app, first, channel, user, address, attempt, refused, here };
         self.actions.push_back(Action::Ask(ask));
     }
 
@@ -192,13 +189,6 @@ impl Shard {
         if !self.client(client).is_some_and(|c| c.phase == Phase::Open) {
             return;
         }
-        // It may have asked for several at once, each while there was still room.
-        let max = usize::from(self.options.channels_per_client);
-        if self.client(client).is_some_and(|c| c.channels() >= max) {
-            let detail = format!("a connection watches at most {max} channels");
-            self.reply(now, client, reply::error(want.id.as_deref(), "too_many_channels", &detail));
-            return;
-        }
         // Looked at again: many subscriptions may have been on their way at once.
         let max = usize::from(self.options.channels_per_client);
         if self.client(client).is_some_and(|c| c.channels() >= max) {
@@ -213,20 +203,7 @@ impl Shard {
                 self.reply(now, client, reply::error(want.id.as_deref(), problem.code, &problem.detail));
                 return;
             }
-            let (channel, refused, attempt) = (Some(want.topic.clone()), Some(given.room), want.attempts + 1);
-            let user = self.user_of_client(client, &want.topic.app);
-            let ticket = self.ticket(Pending::Subscribe { client, want: Box::new(want) });
-            let ask = ToOrchestrator::AskSeat {
-                ticket,
-                asker: id,
-                channel,
-                user,
-                address: None,
-                attempt,
-                refused,
-                here: true,
-            };
-            self.actions.push_back(Action::Ask(ask));
+            self.ask_further_seat(client, want, Some(given.room));
             return;
         }
         let owed = Owed { id: want.id, first: false, since: want.since, viewers: given.viewers };

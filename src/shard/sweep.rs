@@ -25,7 +25,8 @@ impl Shard {
     #[must_use]
     pub fn next_alarm_ms(&self) -> Option<u64> {
         let wheel = (self.clients > 0 || self.places.len() > self.free.len()).then(|| self.wheel.next_s() * 1_000);
-        let retry = (!self.retry_heads.is_empty() || !self.released.is_empty()).then(|| self.wheel.next_s() * 1_000);
+        let retry =
+            (!self.retry_heads.is_empty() || !self.released_apps.is_empty()).then(|| self.wheel.next_s() * 1_000);
         let drain = self.draining.as_ref().and_then(super::drain::Plan::next_ms);
         [wheel, retry, drain, self.report_at_ms, self.attendance.next_alarm_ms()].into_iter().flatten().min()
     }
@@ -47,9 +48,10 @@ impl Shard {
         for (id, no) in std::mem::take(&mut self.retry_resumes) {
             self.continue_resume(now, id, no);
         }
-        if !self.released.is_empty() && !self.busy_outside {
-            let released = std::mem::take(&mut self.released).into_iter().collect();
-            self.actions.push_back(Action::Ask(ToOrchestrator::Released(released)));
+        if !self.released_apps.is_empty() && !self.busy_outside {
+            let addresses = std::mem::take(&mut self.released).into_iter().collect();
+            let apps = std::mem::take(&mut self.released_apps).into_iter().collect();
+            self.actions.push_back(Action::Ask(ToOrchestrator::Released { addresses, apps }));
         }
     }
 
@@ -98,6 +100,11 @@ impl Shard {
             self.close(now, id, Closing::Silent);
             return;
         }
+        if self.client(id).and_then(|client| self.expiry_closes_ms(client)).is_some_and(|at_ms| at_ms <= now.wall_ms) {
+            self.close(now, id, Closing::TokenExpired);
+            return;
+        }
+        let Some(client) = self.client_mut(id) else { return };
         let expires_ms = client.identity.as_ref().map_or(u64::MAX, |identity| identity.expires_ms);
         let tells_expiry = !client.expiry_told && expires_ms.saturating_sub(now.wall_ms) <= EXPIRY_TOLD_MS;
         client.expiry_told |= tells_expiry;
@@ -131,21 +138,29 @@ impl Shard {
         self.schedule_expiry(now, id);
     }
 
-    /// Looks at the client again when its token is about to run out. After that it reads on and writes nothing.
+    /// Looks at the client again when its token is about to run out. After that it writes nothing, and reads on for as
+    /// long as its app lets it.
     pub(super) fn schedule_expiry(&mut self, now: Now, id: ClientId) {
         let Some(client) = self.client(id) else { return };
-        let Some(identity) = client.identity.as_ref().filter(|_| !client.expiry_told) else { return };
-        let left_ms = identity.expires_ms.saturating_sub(now.wall_ms).saturating_sub(EXPIRY_TOLD_MS);
+        let told_ms = client.identity.as_ref().map(|identity| identity.expires_ms.saturating_sub(EXPIRY_TOLD_MS));
+        let at_ms = if client.expiry_told { self.expiry_closes_ms(client) } else { told_ms };
+        let Some(left_ms) = at_ms.map(|at_ms| at_ms.saturating_sub(now.wall_ms)) else { return };
         // A token may be good for years; the wheel looks at the client far more often than that.
         let at_s = now.mono_s().saturating_add(left_ms.div_ceil(1_000)).saturating_add(1);
         self.schedule_check(id, u32::try_from(at_s).unwrap_or(u32::MAX));
+    }
+
+    /// When a client is closed that sends no newer token, in Unix milliseconds; `None` if never.
+    fn expiry_closes_ms(&self, client: &Client) -> Option<u64> {
+        let grace_s = self.apps.get(client.app)?.token_grace_s?;
+        Some(client.identity.as_ref()?.expires_ms.saturating_add(u64::from(grace_s) * 1_000))
     }
 
     /// The peer closed: what waits is written, then the answering Close, behind which nothing may stand, then it ends.
     pub(super) fn on_peer_close(&mut self, now: Now, id: ClientId, close_reply: Vec<u8>) {
         let Some(client) = self.client_mut(id).filter(|client| client.phase == Phase::Open) else { return };
         client.phase = Phase::Closing;
-        client.closing = Some(Closing::Normal);
+        client.closing = Some(Box::new(Closing::Normal));
         self.keep_and_leave(now, id);
         let Some(client) = self.client_mut(id) else { return };
         if close_reply.is_empty() && client.behind.as_ref().is_none_or(|behind| behind.is_done()) {
@@ -190,7 +205,7 @@ impl Shard {
     pub(super) fn words_are_said(&mut self, now: Now, id: ClientId) {
         let linger_s = self.options.linger_ms.div_ceil(1_000);
         let Some(client) = self.client_mut(id) else { return };
-        if client.closing == Some(Closing::Normal) {
+        if client.closing.as_deref() == Some(&Closing::Normal) {
             // Both sides have closed; the server ends the connection (RFC 6455 §7.1.1).
             self.vanish(now, id);
             return;
@@ -219,8 +234,10 @@ impl Shard {
         }
         client.phase = Phase::Ending;
         client.codec.release(&mut self.pool);
-        let address = client.address.take();
-        self.release_address(address);
+        let (app, address, echo) = (client.app, client.address.take(), client.echo);
+        if !echo {
+            self.release(app, address);
+        }
         self.clients -= 1;
         self.stages.left += 1;
         self.refresh(id.slot);
@@ -238,7 +255,7 @@ impl Shard {
         let channels = &self.channels;
         let place = &mut self.places[id.slot as usize];
         let Some(client) = &mut place.client else { return };
-        let writes = client.closing.is_some_and(Closing::lets_finish);
+        let writes = client.closing.as_deref().copied().is_some_and(Closing::lets_finish);
         // Nothing stands before `connection.ready`, so who ends without it is told of nothing but the end.
         let awaits_ready = client.awaits_ready();
         if awaits_ready && let Some(behind) = &mut client.behind {
@@ -249,7 +266,7 @@ impl Shard {
             });
         }
         let topics: Vec<TopicNo> = client.subs().map(|sub| sub.topic).collect();
-        let places = std::mem::take(&mut client.places);
+        let places = client.places.take();
         for no in topics {
             self.leave(now, id, no);
         }
@@ -299,7 +316,8 @@ impl Shard {
             self.emptied.insert((ChannelKey::new(topic.app, topic.name), sub.room));
         }
         if left.topic_gone {
-            self.channels[no.0 as usize] = None;
+            let gone = self.channels[no.0 as usize].take();
+            self.full -= u32::from(gone.is_some_and(|channel| channel.full));
         }
         self.schedule_report(now);
     }

@@ -177,6 +177,7 @@ impl Shard {
                 let frozen = channel.open.freeze(channel.tick, &channel.name, &channel.dialects());
                 channel.tick = channel.tick.wrapping_add(1);
                 channel.entered = false;
+                self.full -= u32::from(std::mem::take(&mut channel.full));
                 self.stages.ticks += 1;
                 self.stages.frames_built += frozen.frames.len() as u64;
                 channel.walk = Some(Walk { frozen: Rc::new(frozen), cursor: 0 });

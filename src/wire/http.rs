@@ -46,6 +46,8 @@ pub struct Upgrade {
     pub origin: Option<String>,
     /// `Host`, to compare an Origin with.
     pub host: String,
+    /// All lines of `X-Forwarded-For`, joined by commas.
+    pub forwarded_for: String,
     /// The frames it wants.
     pub dialect: Dialect,
     /// It offered subprotocols, so the answer names one.
@@ -118,6 +120,7 @@ pub fn parse_head(head: &[u8]) -> Result<Head, Problem> {
         heartbeat_s: None,
         origin: one(request.headers, "origin")?.map(str::to_owned),
         host: one(request.headers, "host")?.unwrap_or_default().to_owned(),
+        forwarded_for: forwarded_for(request.headers),
         dialect,
         names_dialect: false,
         accept,
@@ -256,6 +259,11 @@ fn is_nonce(key: &str) -> bool {
 /// The values of all fields of this name, in order.
 fn values<'f>(fields: &'f [httparse::Header<'f>], name: &'f str) -> impl Iterator<Item = &'f [u8]> {
     fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
+}
+
+fn forwarded_for(fields: &[httparse::Header<'_>]) -> String {
+    let lines = values(fields, "x-forwarded-for").map(String::from_utf8_lossy);
+    lines.collect::<Vec<_>>().join(",")
 }
 
 /// The value of a field that may stand once.
@@ -423,7 +431,9 @@ mod tests {
         assert_eq!(u.since, Some(Since { epoch: 255, seq: 7 }));
         assert!(u.filter.contains(EventKind::MessageNew) && u.filter.contains(EventKind::Custom));
         assert!(!u.filter.contains(EventKind::TypingStart));
-        assert!(!u.names_dialect);
+        assert!(!u.names_dialect && u.forwarded_for.is_empty());
+        let u = upgrade(&format!("{GOOD}\r\nX-Forwarded-For: a, b\r\nx-forwarded-for: c")).unwrap();
+        assert_eq!(u.forwarded_for, "a, b,c");
     }
 
     #[test]
@@ -447,7 +457,7 @@ mod tests {
         for version in ["", "\r\nSec-WebSocket-Version: 8"] {
             let problem = upgrade(&format!("Upgrade: websocket\r\nConnection: Upgrade{version}")).unwrap_err();
             assert_eq!(problem.status, 426);
-            assert_eq!(problem.header, Some(("sec-websocket-version", "13".into())));
+            assert_eq!(*problem.header.unwrap(), ("sec-websocket-version", "13".into()));
         }
     }
 

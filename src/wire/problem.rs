@@ -15,15 +15,18 @@ pub struct Problem {
     pub detail: String,
     /// Seconds after which to try again.
     pub retry_after_s: Option<u32>,
-    /// One further header that the status asks for, such as `Sec-WebSocket-Version`.
-    pub header: Option<(&'static str, String)>,
+    /// One further header that the status asks for, such as `Sec-WebSocket-Version`. In a box, as the next: both are rare,
+    /// and a refusal goes through many hands.
+    pub header: Option<Box<(&'static str, String)>>,
+    /// One further member of the document, for programs.
+    pub member: Option<Box<(&'static str, String)>>,
 }
 
 impl Problem {
     /// A refusal without further headers.
     #[must_use]
     pub fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, code, detail: detail.into(), retry_after_s: None, header: None }
+        Self { status, code, detail: detail.into(), retry_after_s: None, header: None, member: None }
     }
 
     /// The same, to be tried again after `seconds`.
@@ -36,7 +39,14 @@ impl Problem {
     /// The same, with one more header.
     #[must_use]
     pub fn with_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.header = Some((name, value.into()));
+        self.header = Some(Box::new((name, value.into())));
+        self
+    }
+
+    /// The same, with one more member in its document.
+    #[must_use]
+    pub fn with_member(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.member = Some(Box::new((name, value.into())));
         self
     }
 
@@ -62,6 +72,12 @@ impl Problem {
             out.extend_from_slice(b",\"retry_after_s\":");
             put_number(&mut out, u64::from(seconds));
         }
+        if let Some((name, value)) = self.member.as_deref() {
+            out.push(b',');
+            put_string(&mut out, name);
+            out.push(b':');
+            put_string(&mut out, value);
+        }
         for (name, number) in numbers {
             out.push(b',');
             put_string(&mut out, name);
@@ -85,7 +101,7 @@ impl Problem {
         if let Some(seconds) = self.retry_after_s {
             let _ = write!(head, "retry-after: {seconds}\r\n");
         }
-        if let Some((name, value)) = &self.header {
+        if let Some((name, value)) = self.header.as_deref() {
             let _ = write!(head, "{name}: {value}\r\n");
         }
         head.push_str("\r\n");
@@ -130,7 +146,8 @@ mod tests {
 
     #[test]
     fn a_response_is_a_whole_http_message_with_a_document() {
-        let problem = Problem::new(429, "room_full", "every room was \"full\"").retry_after(2);
+        let problem =
+            Problem::new(429, "room_full", "every room was \"full\"").retry_after(2).with_member("where", "\"");
         let bytes = problem.response();
         let text = String::from_utf8(bytes).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -140,6 +157,7 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(body).unwrap();
         assert_eq!(json["code"], "room_full");
         assert_eq!(json["status"], 429);
+        assert_eq!(json["where"], "\"");
         let json: serde_json::Value = serde_json::from_slice(&problem.body_with(&[("rooms", 7), ("b", 0)])).unwrap();
         assert_eq!((&json["retry_after_s"], &json["rooms"], &json["b"]), (&2.into(), &7.into(), &0.into()));
     }

@@ -20,6 +20,12 @@ impl HeadEnd {
     }
 }
 
+/// Where the first line of `text` ends: the index of its CRLF.
+#[must_use]
+pub fn line_end(text: &[u8]) -> Option<usize> {
+    Finder::new(b"\r\n").find(text)
+}
+
 /// The lines of a text, without their ends (LF, CR or both).
 pub fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(text);

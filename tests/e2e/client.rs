@@ -368,11 +368,18 @@ impl Http {
     }
 
     pub(crate) fn try_connect(addr: SocketAddr) -> Option<Self> {
-        let stream = TcpStream::connect_timeout(&addr, PATIENCE).ok()?;
-        stream.set_nodelay(true).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        stream.set_write_timeout(Some(PATIENCE)).ok()?;
-        Some(Self { stream, unread: Vec::new() })
+        Some(Self::over(TcpStream::connect_timeout(&addr, PATIENCE).ok()?))
+    }
+
+    pub(crate) fn over(stream: TcpStream) -> Self {
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Self { stream, unread: Vec::new() }
+    }
+
+    pub(crate) fn into_stream(self) -> TcpStream {
+        self.stream
     }
 
     /// One GET on a connection of its own; `None` if nobody answers.

@@ -9,10 +9,13 @@
 #![allow(missing_docs, reason = "a test, not a library")]
 
 mod client;
+mod hook_server;
 mod node;
 
 mod access;
 mod api;
+mod backend;
+mod ceilings;
 mod changes;
 mod commands;
 mod crash;
@@ -20,8 +23,12 @@ mod dialect;
 mod ends;
 mod frames;
 mod handshake;
+mod moderation;
 mod presence;
 mod pressure;
+mod proxies;
 mod resume;
 mod rooms;
 mod starts;
+mod tenants;
+mod tokens;

@@ -74,6 +74,13 @@ impl Node {
         node
     }
 
+    /// Starts a node in a directory that goes with it.
+    pub(crate) fn start_keeping(dir: TempDir, args: &[&str]) -> Self {
+        let mut node = Self::start_in(dir.path(), args);
+        node.own = Some(dir);
+        node
+    }
+
     /// Starts a node in a directory.
     pub(crate) fn start_in(dir: &Path, args: &[&str]) -> Self {
         Self::start_by(&[], dir, args)

@@ -92,15 +92,9 @@ fn command(kind: &str, channel: &str) -> Vec<u8> {
 impl Stage {
     fn new(shards: u16, room: usize, presence: PresenceOptions) -> Self {
         let app = AppOptions {
-            name: name("demo"),
-            server_key_hash: [0; 32],
             token_keys: vec![TokenKey::hs256(None, SECRET).unwrap()],
             anonymous_read: true,
-            origins: Vec::new(),
-            loopback_only: false,
-            retention_days: 0,
-            retention_messages: 0,
-            message_bytes_max: 16 * 1024,
+            ..AppOptions::new(name("demo"), [0; 32])
         };
         let now = Now { mono_us: 1_000_000, wall_ms: WALL_MS };
         let shard = |id| {

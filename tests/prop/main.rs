@@ -3,13 +3,17 @@
 //!
 //! A failure names its seed; `RINGCAST_PROP_SEED=<seed>` runs that one alone.
 
+mod behind;
 mod crowd;
 mod group_commit;
 mod index_filter;
 mod outbox;
 mod presence;
+mod proxy_header;
 mod rng;
 mod seating;
+#[path = "../stage/mod.rs"]
+mod stage;
 
 pub(crate) use rng::Rng;
 

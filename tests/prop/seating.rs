@@ -270,6 +270,9 @@ impl World {
             assert_eq!(self.seating.rooms(&key), expected);
             assert_eq!(self.seating.total(&key), expected.iter().map(|(_, viewers)| u64::from(*viewers)).sum::<u64>());
         }
+        let known: Vec<_> = (0..3).map(channel).filter(|key| self.seating.knows(key)).collect();
+        assert!(rooms.keys().all(|(key, _)| known.contains(key)), "who has a room is known");
+        assert_eq!(self.seating.channels_of(&channel(0).app), known.len() as u32);
         for shard in (0..self.options.shards).map(ShardId) {
             assert_eq!(self.seating.connections(shard), self.twin.connections(shard));
         }

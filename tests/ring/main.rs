@@ -6,6 +6,7 @@
 mod burst;
 mod door;
 mod ends;
+mod moves;
 mod park;
 mod sends;
 
@@ -36,6 +37,7 @@ struct Bench {
     bytes: BTreeMap<SocketId, Vec<u8>>,
     seen: Vec<Seen>,
     accepted: Vec<OwnedFd>,
+    moved: Vec<(SocketId, OwnedFd)>,
 }
 
 fn small() -> RingOptions {
@@ -50,16 +52,17 @@ impl Bench {
         // SAFETY: the descriptor is new and nobody else's.
         let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
         let ring = SocketRing::new(options, eventfd.as_raw_fd()).expect("a ring");
-        Self { ring, eventfd, bytes: BTreeMap::new(), seen: Vec::new(), accepted: Vec::new() }
+        Self { ring, eventfd, bytes: BTreeMap::new(), seen: Vec::new(), accepted: Vec::new(), moved: Vec::new() }
     }
 
     fn turn(&mut self, budget: u32) -> Progress {
-        let Self { ring, bytes, seen, accepted, .. } = self;
+        let Self { ring, bytes, seen, accepted, moved, .. } = self;
         ring.turn(budget, &mut |event| match event {
             RingEvent::Bytes(id, came) => bytes.entry(id).or_default().extend_from_slice(came),
             RingEvent::HangUp(id, errno) => seen.push(Seen::HangUp(id, errno)),
             RingEvent::Writable(id) => seen.push(Seen::Writable(id)),
             RingEvent::Closed(id) => seen.push(Seen::Closed(id)),
+            RingEvent::Moved(id, fd) => moved.push((id, fd)),
             RingEvent::Accepted(_, fd) => accepted.push(fd),
             RingEvent::AcceptFailed(tag, errno) => seen.push(Seen::AcceptFailed(tag, errno)),
             RingEvent::NotListening(tag) => seen.push(Seen::NotListening(tag)),

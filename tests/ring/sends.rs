@@ -1,4 +1,4 @@
-//! Rules 1, 2 and 12: a send ends inside its call, is silent when whole, and exact when short.
+//! Rules 1, 2, 11 and 12: a send ends inside its call, is silent when whole, and exact when short.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -178,4 +178,45 @@ fn half_a_shutdown_lingers_for_the_peers_end() {
     bench.ring.end(id);
     bench.until("closes", |b| b.has(&Seen::Closed(id)));
     assert_eq!(bench.seen.len(), 2);
+}
+
+#[test]
+fn rule_11_write_until_short_then_one_poll_tells_of_room_once() {
+    const LOWAT: u32 = 64 * 1024;
+    let mut bench = Bench::new(small());
+    let (ours, mut theirs) = tcp_pair(&listener());
+    SockRef::from(&ours).set_tcp_notsent_lowat(LOWAT).expect("a bound");
+    SockRef::from(&theirs).set_recv_buffer_size(16_384).expect("a small window");
+    let id = bench.install(0, 1, ours);
+    // The longest slice that LOWAT allows for is half of it.
+    let slice = vec![5_u8; LOWAT as usize / 2];
+    let (mut sent, mut got, mut rooms) = (0, 0, 0);
+    let mut buffer = vec![0; 8_192];
+    while rooms < 5 {
+        let mut short = Vec::new();
+        bench.ring.send_all([(id, &slice[..])].into_iter(), &mut short).expect("a submit");
+        let [(0, SendOutcome::Short(taken))] = short[..] else {
+            assert!(short.is_empty(), "{short:?}");
+            sent += slice.len();
+            continue;
+        };
+        sent += taken as usize;
+        bench.ring.want_writable(id);
+        bench.ring.want_writable(id);
+        // Beyond LOWAT there is no room, however long one waits: lag stays with us.
+        while bench.turn(64).more {}
+        assert!(!bench.park(20) && bench.seen.is_empty(), "no room is told of before the peer reads");
+        while bench.seen.is_empty() {
+            got += theirs.read(&mut buffer).expect("reads");
+            while bench.turn(64).more {}
+            bench.park(0);
+        }
+        assert_eq!(std::mem::take(&mut bench.seen), [Seen::Writable(id)], "told once");
+        rooms += 1;
+    }
+    bench.ring.end(id);
+    bench.until("closes", |b| b.has(&Seen::Closed(id)));
+    let mut rest = Vec::new();
+    theirs.read_to_end(&mut rest).expect("an orderly end");
+    assert_eq!(got + rest.len(), sent);
 }

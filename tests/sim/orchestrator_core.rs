@@ -11,6 +11,7 @@ use ringcast::post::mailbox::Sender;
 use ringcast::post::report::Report;
 use ringcast::store::chore::Chore;
 use ringcast::store::{Batch, Memory, PageAsk, Pages, Retention, Store, StoreError};
+use ringcast::wire::hook::Verdict;
 use ringcast::wire::sealed::Sealed;
 
 use crate::plan::{APP, name};
@@ -49,6 +50,8 @@ pub(crate) struct OrchestratorCore {
     pub(crate) shards: Vec<ShardDoors>,
     pub(crate) disk: Disk,
     late: VecDeque<Late>,
+    /// Questions that the hook has not answered.
+    judging: Vec<u64>,
     /// Reports that may come a second time.
     seen: Vec<Option<Report>>,
     pub(crate) end_by_ms: Option<u64>,
@@ -76,6 +79,7 @@ impl OrchestratorCore {
                 news,
             },
             late: VecDeque::new(),
+            judging: Vec::new(),
             end_by_ms: None,
         }
     }
@@ -114,6 +118,7 @@ impl OrchestratorCore {
                 StoreNews::Chore(done) => self.orchestrator.on_chore(now, done),
             }
         }
+        self.judge(scene);
         for (at, report) in self.inbox.reports.iter_mut().enumerate() {
             // The newest report of a shard may come twice.
             let again = scene.random.chance(2).then(|| self.seen[at].clone()).flatten();
@@ -125,6 +130,22 @@ impl OrchestratorCore {
         for _ in 0..scene.plan.letters_a_turn {
             let Some(letter) = self.inbox.letters.pop() else { break };
             self.orchestrator.on_letter(now, letter);
+        }
+    }
+
+    /// The hook answers some of its questions, in any order. Where messages pass without a verdict it never says no: what
+    /// it took back then, viewers could not tell from what they lost.
+    fn judge(&mut self, scene: &mut Scene<'_>) {
+        let fails_open = scene.plan.orchestrator.hooks.iter().flatten().all(|rule| rule.fails_open);
+        while !self.judging.is_empty() && (scene.random.chance(40) || !scene.plan.hook_trouble) {
+            let number = self.judging.swap_remove(scene.random.below(self.judging.len() as u64) as usize);
+            let verdict = match scene.random.below(4) {
+                0 if !fails_open => Verdict::No(String::new()),
+                1 => Verdict::None,
+                _ => Verdict::Yes,
+            };
+            scene.trace.say(|| format!("hook: question {number} is answered {verdict:?}"));
+            self.orchestrator.on_verdict(scene.now, number, verdict);
         }
     }
 
@@ -144,6 +165,8 @@ impl OrchestratorCore {
                 Action::Find { read, key, id } => self.disk.finds.push_back((read, key, id)),
                 Action::SaveBan { number, ban, lift } => self.disk.jobs.push_back(Job::SaveBan(number, ban, lift)),
                 Action::Chore(chore) => self.disk.jobs.push_back(Job::Chore(chore)),
+                Action::AskHook { number, .. } if scene.plan.hook_trouble => self.judging.push(number),
+                Action::AskHook { number, .. } => self.orchestrator.on_verdict(now, number, Verdict::Yes),
                 Action::SaveRooms(changes) => self.disk.jobs.push_back(Job::SaveRooms(changes)),
             }
         }

@@ -1,13 +1,14 @@
 //! What kind of node and what kind of trouble a seed gets.
 
 use ringcast::admission::auth::{TokenKey, hash_server_key, make_token};
+use ringcast::admission::quota::Quota;
 use ringcast::admission::rate::RateOptions;
 use ringcast::admission::{AppOptions, Apps};
 use ringcast::base::{Name, ShardId};
 use ringcast::fanout::index::IndexOptions;
 use ringcast::fanout::score::OutboxOptions;
 use ringcast::io::handoff::MailboxSizes;
-use ringcast::orchestrator::OrchestratorOptions;
+use ringcast::orchestrator::{HookRule, OrchestratorOptions};
 use ringcast::presence::PresenceOptions;
 use ringcast::seating::SeatingOptions;
 use ringcast::shard::ShardOptions;
@@ -45,8 +46,12 @@ pub(crate) struct Plan {
     /// In a thousand jobs of the store.
     pub(crate) faults: u64,
     pub(crate) stalls: bool,
+    /// The hook is silent, late, or says no.
+    pub(crate) hook_trouble: bool,
     /// A stored event does not reach a shard; in a thousand.
     pub(crate) losses: u64,
+    /// Cores take no events while a tick is half full, as the node's do.
+    pub(crate) waits_for_ticks: bool,
     pub(crate) retention: bool,
     pub(crate) resumes: bool,
     pub(crate) rkyv: bool,
@@ -97,6 +102,7 @@ impl Plan {
                 tags_max: 4,
                 filter: true,
             },
+            patterns_max: 100,
             presence: PresenceOptions {
                 roster_limit: random.pick(&[0, 4, 500]),
                 grace_ms: random.pick(&[0, 100, 2_000]),
@@ -115,6 +121,14 @@ impl Plan {
             attempts_max,
             outstanding_expiry_ms: 30_000,
         };
+        let quota = Quota {
+            connections_max: random.pick(&[0, 5, 1_000]),
+            channels_max: random.pick(&[0, 0, 2]),
+            ..Quota::default()
+        };
+        let hook = random
+            .chance(25)
+            .then(|| HookRule { budget_ms: random.between(1, 200) as u32, fails_open: random.chance(50) });
         let orchestrator = OrchestratorOptions {
             shards,
             seating,
@@ -127,6 +141,9 @@ impl Plan {
             address_connections_max: random.pick(&[3, 1_000, 1_000]),
             user_rate: RateOptions { requests_max: random.pick(&[5, 1_000]), window_s: 2, keys_max: 100 },
             retention: Vec::new(),
+            quotas: vec![(name(APP), quota)],
+            hooks: vec![hook],
+            hooks_max: random.between(1, 8) as u32,
             seed: random.next_u64(),
         };
         let sizes = MailboxSizes {
@@ -157,6 +174,8 @@ impl Plan {
             events: random.pick(&[0, 10, 50]),
             faults: if retention { 0 } else { random.pick(&[0, 0, 100]) },
             stalls: random.chance(30),
+            waits_for_ticks: random.chance(50),
+            hook_trouble: true,
             losses: if retention { 0 } else { random.pick(&[0, 0, 20]) },
             retention,
             resumes: random.chance(75),
@@ -173,15 +192,9 @@ impl Plan {
 /// The one tenant.
 pub(crate) fn apps() -> Apps {
     Apps::new(vec![AppOptions {
-        name: name(APP),
-        server_key_hash: hash_server_key("rk_simulated"),
         token_keys: vec![TokenKey::hs256(None, SECRET).expect("a key")],
         anonymous_read: true,
-        origins: Vec::new(),
-        loopback_only: false,
-        message_bytes_max: 16 * 1024,
-        retention_days: 0,
-        retention_messages: 0,
+        ..AppOptions::new(name(APP), hash_server_key("rk_simulated"))
     }])
 }
 

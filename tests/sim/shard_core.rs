@@ -126,6 +126,9 @@ impl ShardCore {
             self.shard.on_presence(now, letter);
         }
         for _ in 0..most {
+            if scene.plan.waits_for_ticks && !self.shard.takes_events() {
+                break;
+            }
             let Some(sealed) = self.inbox.events.pop() else { break };
             if sealed.seq() != 0 && scene.random.below(1_000) < scene.plan.losses {
                 scene.trace.say(|| format!("shard {}: {sealed:?} is lost on its way", self.id));

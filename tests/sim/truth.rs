@@ -97,7 +97,7 @@ impl Truth {
         }
         if !request.is_post || status != 201 {
             assert!(
-                matches!(status, 200 | 201 | 202 | 409 | 429 | 503),
+                matches!(status, 200 | 201 | 202 | 409 | 422 | 429 | 503),
                 "status {status}: {}",
                 String::from_utf8_lossy(body)
             );

@@ -180,6 +180,7 @@ impl<'t> World<'t> {
         self.plan.faults = 0;
         self.plan.losses = 0;
         self.plan.retention = false;
+        self.plan.hook_trouble = false;
         self.plan.letters_a_turn = 256;
         if let Some(node) = &mut self.node {
             node.orchestrator.disk.store.set_stalled(false);

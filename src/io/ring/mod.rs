@@ -11,12 +11,14 @@
 //! | `uring` | one instance: push, enter, collect |
 //! | `tag` | the 64 bits that come back with a completion |
 //! | `slots` | the state of each socket |
-//! | `submit` | sends, polls, ends: what is asked of the kernel |
+//! | `submit` | sends and polls: what is asked of the kernel |
+//! | `depart` | how a socket leaves its slot: ended, or moved alive |
 //! | `reap` | completions into states and notes: what the kernel answers |
 //! | `read` | the ready list and the reads |
 //! | `door` | listeners, and descriptors whose request head is awaited |
 //! | `park` | turns, and when it is safe to sleep |
 
+mod depart;
 mod door;
 mod kernel;
 mod park;
@@ -98,6 +100,8 @@ pub enum RingEvent<'a> {
     Writable(SocketId),
     /// The generation is over; the slot may be given on.
     Closed(SocketId),
+    /// After [`SocketRing::take_out`]: the living socket; the slot may be given on.
+    Moved(SocketId, OwnedFd),
     /// A connection, non-blocking and close-on-exec, from the listener with this tag.
     Accepted(u64, OwnedFd),
     /// Accepting failed with this error number and has stopped: back off, then [`SocketRing::accept_again`].

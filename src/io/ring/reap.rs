@@ -16,6 +16,7 @@ pub(super) enum Note {
     HangUp(SocketId, i32),
     Writable(SocketId),
     Closed(SocketId),
+    Moved(SocketId, std::os::fd::OwnedFd),
     Accepted(u64, std::os::fd::OwnedFd),
     AcceptFailed(u64, i32),
     NotListening(u64),
@@ -52,7 +53,9 @@ impl SocketRing {
             Op::Cancel => {}
             Op::Accept => self.absorb_accept(slot, result, flags),
             Op::Greet => self.absorb_greet(slot, turn, result),
-            Op::PollIn | Op::PollOut | Op::Shutdown | Op::Close => self.absorb_socket(op, turn, slot, result, flags),
+            Op::PollIn | Op::PollOut | Op::Shutdown | Op::Close | Op::Install => {
+                self.absorb_socket(op, turn, slot, result, flags);
+            }
         }
     }
 
@@ -91,15 +94,14 @@ impl SocketRing {
                 }
             }
             Op::Shutdown => state.bits &= !SHUTTING,
+            Op::Install => return self.installed(id, result),
             _ => {
                 state.bits &= !CLOSING;
-                self.slots.free(slot);
-                self.notes.push_back(Note::Closed(id));
-                return;
+                return self.left(id);
             }
         }
         if ending {
-            self.close_if_idle(id);
+            self.leave_if_idle(id);
         }
     }
 
@@ -113,6 +115,7 @@ impl SocketRing {
                 Note::Writable(id) if self.is_open(id) => on(RingEvent::Writable(id)),
                 Note::HangUp(..) | Note::Writable(_) => {}
                 Note::Closed(id) => on(RingEvent::Closed(id)),
+                Note::Moved(id, fd) => on(RingEvent::Moved(id, fd)),
                 Note::Accepted(tag, fd) => on(RingEvent::Accepted(tag, fd)),
                 Note::AcceptFailed(tag, errno) => on(RingEvent::AcceptFailed(tag, errno)),
                 Note::NotListening(tag) => on(RingEvent::NotListening(tag)),

@@ -1,8 +1,8 @@
 //! What is known of each socket: twelve bytes a slot.
 //!
 //! A (slot, generation) flows in, its state flows out if the generation still owns the slot. Always true: every
-//! operation in flight on a socket has its bit here, so that a socket can be ended, or one day be moved, exactly when
-//! nothing is in flight.
+//! operation in flight on a socket has its bit here, so that a socket can be ended, or moved, exactly when nothing is
+//! in flight.
 
 use super::SocketId;
 use super::tag::TURN_MASK;
@@ -21,6 +21,8 @@ pub(super) const ENDS_SOON: u16 = 1 << 4;
 pub(super) const HUNG_UP: u16 = 1 << 5;
 /// The write side was shut, or is about to be.
 pub(super) const HALF: u16 = 1 << 6;
+/// The owner leaves alive, as a descriptor.
+pub(super) const MOVING: u16 = 1 << 7;
 /// In flight: the multishot poll.
 pub(super) const POLL_IN: u16 = 1 << 8;
 /// In flight: the one-shot poll for room.
@@ -29,15 +31,17 @@ pub(super) const POLL_OUT: u16 = 1 << 9;
 pub(super) const SHUTTING: u16 = 1 << 10;
 /// In flight: the CLOSE; the last operation of a generation.
 pub(super) const CLOSING: u16 = 1 << 11;
+/// In flight: the making of a descriptor.
+pub(super) const INSTALLING: u16 = 1 << 12;
 /// All that can be in flight.
-pub(super) const IN_FLIGHT: u16 = POLL_IN | POLL_OUT | SHUTTING | CLOSING;
+pub(super) const IN_FLIGHT: u16 = POLL_IN | POLL_OUT | SHUTTING | CLOSING | INSTALLING;
 
 /// One socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     /// The owner's generation, as the caller gave it.
     pub(super) generation: u32,
-    /// The descriptor where descriptors are kept, else −1.
+    /// The descriptor where descriptors are kept or one was made to move, else −1.
     pub(super) fd: i32,
     /// The bits above.
     pub(super) bits: u16,

@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "entries point to memory that a caller lends")]
-//! What is asked of the kernel for a socket: sends, polls, shutdowns, ends.
+//! What is asked of the kernel for a socket: sends, polls, shutdowns.
 //!
 //! Slices and wishes flow in, entries flow into the rings. Always true: a send has ended when [`SocketRing::send_all`]
 //! returns, and a socket has at most one operation of each kind in flight.
@@ -7,11 +7,10 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
+use io_uring::opcode;
 use io_uring::squeue::{Entry, Flags};
-use io_uring::{opcode, types};
 
-use super::reap::Note;
-use super::slots::{CLOSING, ENDING, HALF, IN_FLIGHT, POLL_IN, POLL_OUT, SHUTTING};
+use super::slots::{ENDING, HALF, POLL_IN, POLL_OUT, SHUTTING};
 use super::tag::{self, Op};
 use super::{SocketId, SocketRing};
 
@@ -213,41 +212,5 @@ impl SocketRing {
         let Some((ring, target)) = self.target(id) else { return };
         let entry = entry_on!(target, |fd| opcode::Shutdown::new(fd, libc::SHUT_WR).build());
         self.push_plain(ring, &entry.user_data(tag::pack(Op::Shutdown, id.generation, id.slot)));
-    }
-
-    /// Ends a socket: cancels what is in flight, closes it after the last completion, which sends the FIN, and then
-    /// reports [`RingEvent::Closed`](super::RingEvent::Closed). Nothing else is reported of it. Calling it again is
-    /// harmless.
-    ///
-    /// No SHUTDOWN goes before: with nothing in flight the CLOSE drops the last reference to the socket, while a
-    /// SHUTDOWN is always run by a worker thread, which costs half as much again and takes it from another core.
-    pub fn end(&mut self, id: SocketId) {
-        let Some(slot) = self.slots.get(id).filter(|slot| !slot.has(ENDING)) else { return };
-        slot.bits |= ENDING;
-        let bits = slot.bits;
-        let (ring, _) = self.place(id.slot);
-        // By user data, not by descriptor: a cancel by fixed file was seen to miss.
-        for (bit, op) in [(POLL_IN, Op::PollIn), (POLL_OUT, Op::PollOut)] {
-            if bits & bit != 0 {
-                self.push_plain(ring, &cancel(tag::pack(op, id.generation, id.slot)));
-            }
-        }
-        self.close_if_idle(id);
-    }
-
-    /// The last step of an end: a CLOSE under an armed poll would send no FIN, and the poll's completions would reach
-    /// the slot's next owner.
-    pub(super) fn close_if_idle(&mut self, id: SocketId) {
-        let Some(slot) = self.slots.get(id).filter(|slot| !slot.has(IN_FLIGHT)) else { return };
-        if slot.fd >= 0 {
-            close_all(std::iter::once(slot.fd));
-            self.slots.free(id.slot);
-            self.notes.push_back(Note::Closed(id));
-            return;
-        }
-        slot.bits |= CLOSING;
-        let (ring, file) = self.place(id.slot);
-        let entry = opcode::Close::new(types::Fixed(file)).build();
-        self.push_plain(ring, &entry.user_data(tag::pack(Op::Close, id.generation, id.slot)));
     }
 }

@@ -28,6 +28,8 @@ pub(super) enum Op {
     Accept = 8,
     /// The one-shot poll of a descriptor whose request head is awaited.
     Greet = 9,
+    /// A descriptor for a fixed slot's socket.
+    Install = 10,
 }
 
 /// The bits of a generation that travel with an operation.
@@ -50,6 +52,7 @@ pub(super) const fn unpack(user_data: u64) -> Option<(Op, u32, u32)> {
         7 => Op::Close,
         8 => Op::Accept,
         9 => Op::Greet,
+        10 => Op::Install,
         _ => return None,
     };
     Some((op, (user_data >> 32) as u32 & TURN_MASK, user_data as u32))
@@ -61,9 +64,18 @@ mod tests {
 
     #[test]
     fn what_is_packed_comes_apart_again() {
-        for op in
-            [Op::PollIn, Op::PollOut, Op::Recv, Op::Send, Op::Shutdown, Op::Cancel, Op::Close, Op::Accept, Op::Greet]
-        {
+        for op in [
+            Op::PollIn,
+            Op::PollOut,
+            Op::Recv,
+            Op::Send,
+            Op::Shutdown,
+            Op::Cancel,
+            Op::Close,
+            Op::Accept,
+            Op::Greet,
+            Op::Install,
+        ] {
             for (turn, slot) in [(0, 0), (1, u32::MAX), (TURN_MASK, 7)] {
                 assert_eq!(unpack(pack(op, turn, slot)), Some((op, turn, slot)));
             }

@@ -1,0 +1,2 @@
+#!/bin/sh
+exec sh "$(dirname "$0")/../cargo.sh" "$(dirname "$0")" peer-tokio-tungstenite tokio-tungstenite

@@ -1,8 +1,8 @@
 //! Who types where, on the channel's partition shard: whoever vanishes while typing is stopped.
 //!
 //! Typing events, the ends of connections and the time flow in; `typing.stop` flows out. Always true: of every
-//! `typing.start` that was told the end is told too, at the latest when its time is over; so one more than the table
-//! holds is not told at all.
+//! `typing.start` that was told the end is told too, at the latest when its time is over (so it is for who posts over HTTP,
+//! or was gone before its coming was told); so one more than the table holds is not told at all.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -451,7 +451,8 @@ impl Shard {
             ("addresses", self.address_rate.gauge()),
             ("patterns", Gauge::new(self.apps.blocklist_patterns() as u64, u64::from(self.options.patterns_max))),
         ];
-        gauges.extend(self.attendance.gauges(subscriptions_max));
+        let channels_max = u64::from(self.options.shards) * u64::from(self.options.index.channels_max);
+        gauges.extend(self.attendance.gauges(subscriptions_max, channels_max));
         gauges
     }
 

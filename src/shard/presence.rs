@@ -89,9 +89,13 @@ impl Attendance {
         self.deadlines.pop_first().map(|(_, ticket)| ticket)
     }
 
-    pub(super) fn gauges(&self, connections_max: u64) -> [(&'static str, Gauge); 3] {
+    /// Bounded things here. A shard has at most `subscriptions_max` to tell of; all shards together watch at most
+    /// `channels_max` channels.
+    pub(super) fn gauges(&self, subscriptions_max: u64, channels_max: u64) -> [(&'static str, Gauge); 4] {
         let [members, typing] = self.presence.gauges();
-        [members, typing, ("presence_untold", Gauge::new(self.holdings.untold() as u64, connections_max))]
+        let untold = Gauge::new(self.holdings.untold() as u64, subscriptions_max);
+        let channels = Gauge::new(self.presence.channels() as u64, channels_max);
+        [members, typing, ("presence_untold", untold), ("presence_channels", channels)]
     }
 }
 

@@ -178,7 +178,12 @@ impl World<'_> {
         let channel = self.channel();
         let owned = channel.to_owned();
         match self.random.below(100) {
-            0..10 => self.ask(no, |id| json!({"type": "ping", "id": id}), Asked::Ping),
+            0..8 => self.ask(no, |id| json!({"type": "ping", "id": id}), Asked::Ping),
+            8..10 => {
+                // Who has no token shows one; who has one shows it again, or another's, which is refused.
+                let token = self.tokens[self.random.below(USERS.len() as u64) as usize].clone();
+                self.ask(no, |id| json!({"type": "auth", "id": id, "token": token}), Asked::Auth);
+            }
             10..30 => {
                 let (since, filter) = (self.since(no, channel), self.random.pick(&FILTERS));
                 let asked = Asked::Subscribe { channel: owned, since: since.clone(), filter };

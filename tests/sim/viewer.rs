@@ -44,6 +44,7 @@ pub(crate) enum Asked {
     Unsubscribe { channel: String },
     Message { channel: String },
     Event,
+    Auth,
     Nonsense,
 }
 
@@ -211,6 +212,7 @@ impl Viewer {
                 Asked::Event => {}
                 other => panic!("{other:?} is answered by {json}"),
             },
+            "authenticated" => assert!(matches!(self.answered(json), Asked::Auth)),
             "pong" => assert!(matches!(self.answered(json), Asked::Ping)),
             "error" if json["id"].as_u64().is_some_and(|id| self.mentioned.remove(&id)) => {}
             "error" => {

@@ -48,7 +48,7 @@ enum Command {
         command: AppCommand,
     },
     /// Put a measured load on a node of this machine and audit every delivery
-    Load(ringcast::load::LoadArgs),
+    Load(Box<ringcast::load::LoadArgs>),
     /// Watch one channel and print its events, a line each
     Watch(ringcast::load::WatchArgs),
     /// Check a configuration file and start nothing
@@ -129,7 +129,7 @@ struct TokenArgs {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Load(args) => return ringcast::load::run(args),
+        Command::Load(args) => return ringcast::load::run(*args),
         Command::Watch(args) => return ringcast::load::run_watch(&args),
         Command::Serve(args) => serve(args),
         Command::Token(args) => token(&args),

@@ -313,9 +313,12 @@ impl<T> Few<T> {
     }
 }
 
-/// The sending rates of one client; made when it first sends something.
-#[derive(Clone, Copy, Debug, Default)]
+/// What is known of one client that sends: its rates, and what its user said of itself; made when it first sends
+/// something.
+#[derive(Clone, Debug, Default)]
 pub struct Rates {
+    /// What its user said of itself here.
+    pub stated: Option<Stated>,
     /// The second that the counts are of.
     pub second: u64,
     /// Typing events in it.
@@ -380,8 +383,6 @@ pub struct Client {
     pub heartbeat_s: u16,
     /// It was pinged and has not been heard since.
     pub pinged: bool,
-    /// What its user said of itself here.
-    pub stated: Option<Box<Stated>>,
     /// What it sent lately.
     pub rates: Option<Box<Rates>>,
     /// It was told that its token runs out.

@@ -24,6 +24,10 @@ use crate::wire::problem::Problem;
 /// A used/limit ratio from which on the node says that it is not ready.
 const READY_BELOW_PERCENT: u64 = 95;
 
+/// Of these a full one says nothing about room for viewers: a pool that a burst fills once, and a list that is as long as
+/// its owner wrote it.
+const NOT_ABOUT_ROOM: [&str; 2] = ["recv_buffers", "patterns"];
+
 /// Accepts until the executor ends.
 pub async fn run(
     listener: OwnedFd,
@@ -94,8 +98,7 @@ fn ready(orchestrator: &Orchestrator, life: &Life) -> ApiAnswer {
         .gauges()
         .iter()
         .chain(shards)
-        // A buffer pool that a burst fills once says nothing about room for viewers.
-        .filter(|(name, _)| *name != "recv_buffers")
+        .filter(|(name, _)| !NOT_ABOUT_ROOM.contains(name))
         .find(|(_, gauge)| gauge.limit > 0 && gauge.used * 100 >= gauge.limit * READY_BELOW_PERCENT)
         .copied();
     match full {

@@ -1,5 +1,5 @@
-//! The loop of the orchestrator's core: letters, news of the store and time in; answers, batches and events out; and
-//! the end of the node.
+//! The loop of the orchestrator's core: letters, news of the store, verdicts of hooks and time in; answers, batches,
+//! questions and events out; and the end of the node.
 //!
 //! Always true: the orchestrator is borrowed, called and let go before anything is awaited; and when the node is asked
 //! to end, what was acknowledged is on disk before the process is gone.

@@ -76,12 +76,13 @@ pub fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
     }
 }
 
-/// Sets what a viewer's socket needs.
+/// Sets what a viewer's socket needs, on the listener: what it accepts inherits all of it, and a join saves four system
+/// calls.
 ///
 /// # Errors
-/// Whatever the kernel says; the connection is then useless.
-pub fn prepare(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
-    let socket = SockRef::from(fd);
+/// Whatever the kernel says.
+pub fn prepare(listener: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
+    let socket = SockRef::from(listener);
     socket.set_tcp_nodelay(true)?;
     socket.set_send_buffer_size(options.sndbuf_bytes as usize)?;
     socket.set_tcp_notsent_lowat(options.notsent_lowat_bytes)?;
@@ -149,6 +150,25 @@ mod tests {
         assert_eq!(key("10.0.0.1"), Some(AddressKey::V4(0x0A00_0001)));
         assert_eq!(key("2001:db8::1"), key("2001:db8::2"));
         assert_ne!(key("2001:db8::1"), key("2001:db8:0:1::1"));
+    }
+
+    #[test]
+    fn what_a_listener_accepts_inherits_its_options() {
+        let listener = listen("127.0.0.1:0".parse().unwrap(), 16, true).unwrap();
+        let options = SocketOptions { sndbuf_bytes: 70_000, notsent_lowat_bytes: 33_000, user_timeout_ms: 41_000 };
+        prepare(&listener, &options).unwrap();
+        let address = SockRef::from(&listener).local_addr().unwrap();
+        let _peer = std::net::TcpStream::connect(address.as_socket().unwrap()).unwrap();
+        let accepted = loop {
+            match SockRef::from(&listener).accept() {
+                Ok((accepted, _)) => break accepted,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        };
+        assert!(accepted.tcp_nodelay().unwrap());
+        assert_eq!(accepted.send_buffer_size().unwrap(), 140_000, "the kernel doubles it");
+        assert_eq!(accepted.tcp_notsent_lowat().unwrap(), 33_000);
+        assert_eq!(accepted.tcp_user_timeout().unwrap(), Some(Duration::from_millis(41_000)));
     }
 
     #[test]

@@ -78,6 +78,10 @@ pub(super) struct FanoutArgs {
     #[arg(long, value_name = "PERCENT", default_value = "0%")]
     pub(super) slow: Share,
 
+    /// So many seconds into the measurement every connection is cut at once, and comes back with its position
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["ephemeral", "target"])]
+    pub(super) drop_at: Option<u32>,
+
     /// A running node; without it one is started for the run
     #[arg(long)]
     pub(super) url: Option<Endpoint>,
@@ -224,6 +228,7 @@ impl IdleArgs {
             payload: 0,
             seconds: self.seconds.max(1),
             slow: Share(0.0),
+            drop_at: None,
             url: None,
             admin: None,
             app: "demo".to_owned(),
@@ -258,6 +263,9 @@ impl FanoutArgs {
             return Err(
                 "--slow pauses from 1 s after the start to 1 s before the end: it needs --seconds 3 or more".into()
             );
+        }
+        if self.drop_at.is_some_and(|at| at >= self.seconds) {
+            return Err("--drop-at must lie before the end of --seconds".into());
         }
         if self.url.is_some() && self.key.is_none() {
             return Err("--url needs --key: the server key of the app, or a file that holds it".into());

@@ -211,9 +211,10 @@ impl Bare {
         };
         put_frame(&mut channel.waiting, frame.as_bytes());
         channel.frames += 1;
-        let (status, answer) = match events {
-            true => ("202 Accepted", "{}".to_owned()),
-            false => ("201 Created", format!(r#"{{"id":"x","seq":{seq},"epoch":"e"}}"#)),
+        let (status, answer) = if events {
+            ("202 Accepted", "{}".to_owned())
+        } else {
+            ("201 Created", format!(r#"{{"id":"x","seq":{seq},"epoch":"e"}}"#))
         };
         let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{answer}", answer.len());
         match self.connections.get_mut(&key) {

@@ -59,6 +59,8 @@ pub(super) struct Deck {
     /// Handshakes under way began at or after the one of this viewer.
     oldest: u32,
     schedule: Option<Schedule>,
+    /// Everybody was cut off and comes back.
+    returning: bool,
     paused: bool,
     targets: Option<Vec<ChannelTarget>>,
     /// All viewers before this one have arrived.
@@ -74,7 +76,7 @@ impl Deck {
         let join = plan.foreign.as_ref().map(|foreign| &foreign.join);
         let path = match join {
             Some(Join::Websocket { path, .. }) => path.clone(),
-            _ => format!("/v1/{}/channels/{{channel}}/ws", plan.app),
+            _ => format!("/v1/{}/channels/{{channel}}/ws{{position}}", plan.app),
         };
         let request = format!(
             "GET {path} HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
@@ -100,6 +102,7 @@ impl Deck {
             failed: 0,
             oldest: 0,
             schedule: None,
+            returning: false,
             paused: false,
             targets: None,
             arrived: 0,
@@ -122,7 +125,9 @@ impl Deck {
                 }
             }
             let now = now_ns();
-            let joining = self.schedule.is_none() && self.joined + self.failed < u64::from(self.plan.count);
+            self.drop_when_due(now);
+            let may_join = self.schedule.is_none() || self.returning;
+            let joining = may_join && self.joined + self.failed < u64::from(self.plan.count);
             if joining {
                 self.begin_joins(now);
                 self.end_stale_joins(now);
@@ -153,6 +158,10 @@ impl Deck {
         while self.begun < due && u64::from(self.begun) - self.joined - self.failed < u64::from(self.plan.handshakes) {
             let index = self.begun as usize;
             self.begun += 1;
+            // Who never joined does not return.
+            if self.viewers[index].phase != Phase::Idle {
+                continue;
+            }
             self.outcome.first_connect_ns.get_or_insert(now);
             self.viewers[index].phase = Phase::Connecting(now_ns());
             match self.connect(index) {
@@ -185,6 +194,7 @@ impl Deck {
 
     /// TCP stands, or does not: asks for the upgrade.
     fn ask(&mut self, index: usize, since: u64) -> io::Result<()> {
+        let position = self.position(index);
         let Some(socket) = &mut self.sockets[index] else { return Ok(()) };
         if let Some(error) = socket.take_error()? {
             return Err(error);
@@ -192,7 +202,7 @@ impl Deck {
         let channel = channel_name(self.viewers[index].channel);
         let request = match &self.said_at_once {
             Some(say) => say.replace("{channel}", &channel),
-            None => self.request.replace("{channel}", &channel),
+            None => self.request.replace("{channel}", &channel).replace("{position}", &position),
         };
         // A few hundred bytes into an empty buffer of a new socket always fit.
         if socket.write(request.as_bytes())? < request.len() {
@@ -204,6 +214,29 @@ impl Deck {
             self.joined += 1;
         }
         Ok(())
+    }
+
+    /// Where a viewer that returns goes on, as the query of its request.
+    fn position(&self, index: usize) -> String {
+        let viewer = &self.viewers[index];
+        let epoch = self.desk.channels[viewer.channel as usize].epoch.as_deref().filter(|_| self.returning);
+        epoch.map_or(String::new(), |epoch| format!("?epoch={}&since={}", epoch.trim_matches('"'), viewer.tally.last))
+    }
+
+    /// Cuts all connections at once.
+    fn drop_when_due(&mut self, now: u64) {
+        let due = self.schedule.and_then(|schedule| schedule.drop_ns).is_some_and(|at| at <= now);
+        if !due || self.returning {
+            return;
+        }
+        self.returning = true;
+        (self.begun, self.begun_ns, self.oldest) = (0, now, 0);
+        for (viewer, socket) in self.viewers.iter_mut().zip(&mut self.sockets) {
+            if viewer.cut() {
+                *socket = None;
+                self.joined -= 1;
+            }
+        }
     }
 
     fn end_stale_joins(&mut self, now: u64) {
@@ -258,7 +291,7 @@ impl Deck {
         let Some(targets) = &self.targets else { return };
         while let Some(viewer) = self.viewers.get(self.arrived) {
             let target = targets.get(viewer.channel as usize).copied().unwrap_or_default();
-            if viewer.phase == Phase::Open && !viewer.tally.reached(target.last) {
+            if viewer.is_away() || (viewer.phase == Phase::Open && !viewer.tally.reached(target.last)) {
                 return;
             }
             self.arrived += 1;
@@ -349,6 +382,10 @@ impl Deck {
         outcome.slow = Side { closes: slow.closes, ..Side::slow() };
         outcome.channels = desk.channels;
         for viewer in &viewers {
+            if viewer.is_away() {
+                // Cut off, and never back.
+                *outcome.join_failures.entry(0).or_default() += 1;
+            }
             let ended = viewer.phase == Phase::Ended;
             if !ended && viewer.phase != Phase::Open {
                 continue;

@@ -232,6 +232,7 @@ impl<'a> Stage<'a> {
         let end_ns = measure_from_ns + u64::from(args.seconds) * SECOND_NS;
         let schedule = Schedule {
             measure_from_ns,
+            drop_ns: args.drop_at.map(|at| measure_from_ns + u64::from(at) * SECOND_NS),
             pause_ns: measure_from_ns + SECOND_NS,
             resume_ns: end_ns.saturating_sub(SECOND_NS),
         };

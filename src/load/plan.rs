@@ -101,6 +101,8 @@ pub(super) fn channel_name(channel: u32) -> String {
 pub(super) struct Schedule {
     /// Events due before this are audited but not timed.
     pub(super) measure_from_ns: u64,
+    /// Every connection is cut then, and comes back.
+    pub(super) drop_ns: Option<u64>,
     /// Slow viewers read nothing from here …
     pub(super) pause_ns: u64,
     /// … to here.

@@ -61,6 +61,7 @@ impl From<BadFrame> for Ending {
 #[derive(Deserialize)]
 struct Ready<'a> {
     seq: Option<u64>,
+    recovered: Option<bool>,
     #[serde(borrow)]
     epoch: Option<&'a RawValue>,
 }
@@ -84,6 +85,8 @@ pub(super) struct Viewer {
     pub(super) phase: Phase,
     /// Its account.
     pub(super) tally: Tally,
+    /// It was here before, and comes back with its position.
+    returns: bool,
     /// A head or a frame that was cut by the end of a read.
     pending: Vec<u8>,
 }
@@ -96,8 +99,23 @@ impl Viewer {
             slow: plan.is_slow(number),
             phase: Phase::Idle,
             tally: Tally::default(),
+            returns: false,
             pending: Vec::new(),
         }
+    }
+
+    /// Its connection is cut; true if it had one. What it has seen it keeps.
+    pub(super) fn cut(&mut self) -> bool {
+        if self.phase != Phase::Open {
+            return false;
+        }
+        (self.phase, self.returns, self.pending) = (Phase::Idle, true, Vec::new());
+        true
+    }
+
+    /// It was cut off and is not back yet.
+    pub(super) fn is_away(&self) -> bool {
+        self.returns && !matches!(self.phase, Phase::Open | Phase::Ended | Phase::Failed)
     }
 
     /// Takes what was read at `now_ns`.
@@ -231,7 +249,11 @@ impl Viewer {
         let ready: Ready<'_> =
             serde_json::from_slice(event).map_err(|_| misread("a connection.ready that cannot be read", event))?;
         let head = ready.seq.unwrap_or(0);
-        self.tally = Tally::after(if desk.ephemeral { 0 } else { head });
+        if !self.returns {
+            self.tally = Tally::after(if desk.ephemeral { 0 } else { head });
+        } else if ready.recovered != Some(true) {
+            return Err(misread("a position that is not honoured", event));
+        }
         self.phase = Phase::Open;
         desk.joins.record(now_ns.saturating_sub(since));
         desk.last_greeting_ns = desk.last_greeting_ns.max(Some(now_ns));

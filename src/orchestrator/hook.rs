@@ -4,7 +4,8 @@
 //! retractions flow out. Always true: a draft waits for its verdict no longer than the app's budget; messages of one
 //! author in one channel are stored in the order in which they came, whatever the order of their verdicts; a no that
 //! comes after the budget retracts what was stored meanwhile; and what waits, for a verdict or for a retraction, is
-//! bounded: beyond that an app's messages pass unjudged or are refused, as the app has chosen for a judge who is silent.
+//! bounded for each app by itself: beyond that its messages pass unjudged or are refused, as it has chosen for a judge
+//! who is silent, and the judges of others are asked as ever.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -68,8 +69,8 @@ enum Retraction {
 pub(super) struct Hooks {
     waiting: BTreeMap<u64, Waiting>,
     late: BTreeMap<u64, Late>,
-    /// Questions whose outcome was not told yet.
-    in_flight: u64,
+    /// Questions whose outcome was not told yet, and whose they are.
+    in_flight: BTreeMap<u64, AppId>,
     asked: u64,
     unjudged: u64,
     retracted: u64,
@@ -81,8 +82,15 @@ impl Hooks {
         self.waiting.len() as u64
     }
 
-    pub(super) fn gauge(&self, max: u32) -> Gauge {
-        Gauge::new(self.in_flight.max((self.waiting.len() + self.late.len()) as u64), u64::from(max))
+    /// Messages of an app that take a place here: whose question is out, that wait behind others, or that are still to be
+    /// retracted.
+    pub(super) fn gauge(&self, app: AppId, max: u32) -> Gauge {
+        let out = self.in_flight.values().filter(|of| **of == app).count();
+        let waiting = self.waiting.iter().map(|(number, waiting)| (number, waiting.draft.app));
+        let late = self.late.iter().map(|(number, late)| (number, late.app));
+        let told =
+            waiting.chain(late).filter(|(number, of)| *of == app && !self.in_flight.contains_key(number)).count();
+        Gauge::new((out + told) as u64, u64::from(max))
     }
 
     /// Nothing waits that the end of the process would cut off. A verdict that is still awaited is given up then.
@@ -135,7 +143,7 @@ impl Orchestrator {
         let Some(rule) = rule.filter(|_| is_text) else {
             return self.store(now, Some((asker, ticket)), draft, Sequel::Nothing);
         };
-        if self.hooks.gauge(self.options.hooks_max).is_full() {
+        if self.hooks.gauge(draft.app, self.options.hooks_max).is_full() {
             self.hooks.unjudged += 1;
             return if rule.fails_open {
                 self.store(now, Some((asker, ticket)), draft, Sequel::Nothing)
@@ -144,8 +152,8 @@ impl Orchestrator {
             };
         }
         self.hooks.asked += 1;
-        self.hooks.in_flight += 1;
         let number = self.hooks.asked;
+        self.hooks.in_flight.insert(number, draft.app);
         let body = question(&draft, now);
         self.actions.push_back(Action::AskHook { number, app: draft.app, body });
         let deadline_ms = now.mono_ms() + u64::from(rule.budget_ms);
@@ -156,7 +164,7 @@ impl Orchestrator {
 
     /// The outcome of a question: it comes once for each, also when the hook is silent for good.
     pub fn on_verdict(&mut self, now: Now, number: u64, verdict: Verdict) {
-        self.hooks.in_flight = self.hooks.in_flight.saturating_sub(1);
+        self.hooks.in_flight.remove(&number);
         if let Some(waiting) = self.hooks.waiting.get_mut(&number) {
             waiting.judged = true;
             match verdict {
@@ -446,7 +454,7 @@ mod tests {
         world.judge(2, Verdict::No("be kind".into()));
         world.judge(1, Verdict::Yes);
         assert_eq!(world.answers, [(no, Err("refused_by_hook")), (yes, Ok(1))]);
-        assert!(world.node.hooks.is_quiet() && world.node.hooks.gauge(9).used == 0);
+        assert!(world.node.hooks.is_quiet() && world.node.hooks.gauge(AppId(0), 9).used == 0);
     }
 
     #[test]
@@ -473,9 +481,9 @@ mod tests {
             assert!(world.answers.is_empty());
             world.pass(1);
             assert_eq!(world.answers, [(ticket, answer)]);
-            assert_eq!(world.node.hooks.gauge(9).used, 1, "its question is still out");
+            assert_eq!(world.node.hooks.gauge(AppId(0), 9).used, 1, "its question is still out");
             world.judge(1, Verdict::None);
-            assert_eq!(world.node.hooks.gauge(9).used, 0);
+            assert_eq!(world.node.hooks.gauge(AppId(0), 9).used, 0);
             // And one that says so at once is not waited for.
             let ticket = world.post("ann", "b");
             world.judge(2, Verdict::None);
@@ -494,6 +502,8 @@ mod tests {
             }
             assert_eq!((world.asked.len(), world.answers.len()), (2, 1));
             assert_eq!(world.answers[0].1, if fails_open { Ok(1) } else { Err("hook_silent") });
+            assert_eq!(world.node.hooks.gauge(AppId(0), 2).used, 2);
+            assert_eq!(world.node.hooks.gauge(AppId(1), 2).used, 0, "another app has places of its own");
             world.judge(1, Verdict::Yes);
             world.post("d", "d");
             assert_eq!(world.asked.len(), 3);
@@ -537,6 +547,6 @@ mod tests {
         world.post("ann", "never");
         world.pass(50);
         world.judge(3, Verdict::No(String::new()));
-        assert_eq!((world.published.len(), world.node.hooks.gauge(9).used), (4, 0));
+        assert_eq!((world.published.len(), world.node.hooks.gauge(AppId(0), 9).used), (4, 0));
     }
 }

@@ -54,7 +54,7 @@ pub struct OrchestratorOptions {
     pub quotas: Vec<(Name, Quota)>,
     /// How the messages of each app are judged, by its place in the configuration.
     pub hooks: Vec<Option<HookRule>>,
-    /// Messages that are being judged at a time, of all apps.
+    /// Messages of one app that are being judged at a time.
     pub hooks_max: u32,
     /// A source of what makes message ids unique; fresh at every start.
     pub seed: u64,
@@ -187,6 +187,7 @@ pub struct Orchestrator {
     reports: Vec<Option<Report>>,
     actions: VecDeque<Action>,
     lost_before_fanout: u64,
+    pages_read: u64,
     tick_at_ms: u64,
     draining: bool,
 }
@@ -226,6 +227,7 @@ impl Orchestrator {
             reports: vec![None; shards],
             actions: VecDeque::new(),
             lost_before_fanout: 0,
+            pages_read: 0,
             tick_at_ms: now.mono_ms() + report::TICK_MS,
             draining: false,
             options,
@@ -263,6 +265,7 @@ impl Orchestrator {
             }
             ToOrchestrator::Ban { ticket, asker, ban, lift } => self.ban(ticket, asker, ban, lift),
             ToOrchestrator::AskPage { ticket, asker, topic, range, limit } => {
+                self.pages_read += 1;
                 self.read(ticket, asker, topic, range, limit);
             }
             ToOrchestrator::ChangeAlarm { ticket, asker, key, set } => self.change_alarm(ticket, asker, key, set),
@@ -335,7 +338,6 @@ impl Orchestrator {
             ("user_rates", self.user_rate.gauge()),
             ("alarm_changes", self.alarms.gauge()),
             ("gatherings", self.gatherings.gauge()),
-            ("hooks", self.hooks.gauge(self.options.hooks_max)),
         ];
         gauges.extend(self.limits.gauges());
         gauges
@@ -349,6 +351,7 @@ impl Orchestrator {
             gauges: self.gauges(),
             of_apps: self.app_gauges(),
             counters: vec![
+                ("pages_read", "Pages of stored events that shards asked the store for", self.pages_read),
                 ("hook_asked", "Messages that a hook was asked about", asked),
                 ("hook_unjudged", "Messages that got no verdict within their budget", unjudged),
                 ("hook_retracted", "Messages retracted for a verdict behind their budget", retracted),
@@ -360,8 +363,11 @@ impl Orchestrator {
     fn app_gauges(&self) -> Vec<(&'static str, Name, Gauge)> {
         let apps = self.options.quotas.iter().map(|(name, _)| name).enumerate();
         let rows = apps.flat_map(|(at, name)| {
-            let gauges = self.quotas.gauges(at, self.seating.channels_of(name));
-            gauges.map(|(what, gauge)| (what, name.clone(), gauge))
+            let app = AppId(at as u16);
+            let judges = self.options.hooks.get(at).is_some_and(Option::is_some);
+            let judged = judges.then(|| ("app_hooks", self.hooks.gauge(app, self.options.hooks_max)));
+            let gauges = self.quotas.gauges(at, self.seating.channels_of(name)).chain(judged);
+            gauges.map(|(what, gauge)| (what, name.clone(), gauge)).collect::<Vec<_>>()
         });
         rows.collect()
     }

@@ -355,10 +355,12 @@ impl Shard {
             return;
         }
         sub.state = SubState::Resuming { next_seq, asked: 0 };
+        // The store may be ahead of the bus: what was not appended here yet comes live, kept or not.
+        let live_seq = self.appended(no) + 1;
         match answer {
-            Ok(page) if page.events.is_empty() && page.head >= next_seq => {
+            Ok(page) if page.events.is_empty() && page.head >= next_seq && live_seq > next_seq => {
                 // Retention was faster than the reader: what is gone is told.
-                self.tell_unkept(id, no, next_seq, page.first_kept.max(next_seq + 1));
+                self.tell_unkept(id, no, next_seq, page.first_kept.max(next_seq + 1).min(live_seq));
             }
             Ok(page) => {
                 if !self.give_recovered(id, no, next_seq, &page.events, dialect) {
@@ -368,6 +370,15 @@ impl Shard {
             Err(_) => self.retry_resumes.push((id, no)),
         }
         self.list(id.slot);
+    }
+
+    /// The last stored seq of a channel that came here by the bus.
+    fn appended(&mut self, no: TopicNo) -> u64 {
+        match self.channel_mut(no).map(|channel| &channel.head) {
+            Some(Head::Open { last_seq, .. }) => *last_seq,
+            Some(Head::Asked { since, .. }) => since.unwrap_or(0),
+            None => 0,
+        }
     }
 
     fn tell_unkept(&mut self, id: ClientId, no: TopicNo, from_seq: u64, next_seq: u64) {
@@ -390,21 +401,15 @@ impl Shard {
         dialect: Dialect,
     ) -> bool {
         let filter = self.client(id).and_then(|c| c.sub(no)).map_or(crate::wire::event::KindSet::ALL, |s| s.filter);
-        // The store may be ahead of the bus: what was not appended here yet comes live, and must not come twice.
-        let appended = match self.channel_mut(no).map(|channel| &channel.head) {
-            Some(Head::Open { last_seq, .. }) => *last_seq,
-            Some(Head::Asked { since, .. }) => since.unwrap_or(0),
-            None => return true,
-        };
-        let mut said = false;
-        if let Some(first) = events.first()
-            && first.seq() > next_seq
-        {
-            self.tell_unkept(id, no, next_seq, first.seq());
-            said = true;
+        // What was not appended here yet comes live, and must not come twice; nor is it told as gone.
+        let appended = self.appended(no);
+        let kept = events.first().map_or(0, Sealed::seq).min(appended + 1);
+        let said = kept > next_seq;
+        if said {
+            self.tell_unkept(id, no, next_seq, kept);
         }
         let mut frames = Vec::new();
-        let mut next = next_seq;
+        let mut next = next_seq.max(kept);
         for sealed in events.iter().filter(|sealed| (next_seq..=appended).contains(&sealed.seq())) {
             next = sealed.seq() + 1;
             if filter.contains(sealed.kind()) {

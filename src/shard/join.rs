@@ -282,7 +282,6 @@ impl Shard {
             heartbeat_at_s: 0,
             heartbeat_s: 0,
             pinged: false,
-            stated: None,
             rates: None,
             expiry_told: false,
             closing: None,

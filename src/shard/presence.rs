@@ -179,7 +179,7 @@ impl Shard {
         let watcher = client.identity.as_ref().map(|identity| Watcher {
             user: &identity.user,
             name: &identity.name,
-            stated: client.stated.as_deref(),
+            stated: client.rates.as_ref().and_then(|rates| rates.stated.as_ref()),
         });
         self.attendance.holdings.join(topic, watcher);
     }
@@ -224,7 +224,7 @@ impl Shard {
             return Err(Problem::new(429, "over_rate", format!("at most {STATUS_PER_S} status a second")));
         }
         rates.statuses += 1;
-        client.stated = Some(Box::new(stated.clone()));
+        client.rates.get_or_insert_default().stated = Some(stated.clone());
         let topics: Vec<TopicNo> = client.subs().map(|sub| sub.topic).collect();
         self.attendance.stated_us = stated.at_us;
         for no in topics {

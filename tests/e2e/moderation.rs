@@ -218,8 +218,10 @@ fn a_hook_that_hangs_costs_its_budget_and_then_the_app_decides() {
         });
         assert_eq!(answers, [status; 4]);
         let metrics = node.metrics();
-        assert_eq!(metrics.sum("ringcast_limit", "what=\"hooks\""), 4);
-        node.await_metrics("questions end", |metrics| metrics.sum("ringcast_used", "what=\"hooks\"") == 0);
+        assert_eq!(metrics.sum("ringcast_limit", "what=\"app_hooks\""), 4);
+        let ready = crate::client::Http::try_get(node.admin, "/readyz").expect("an answer");
+        assert_eq!(ready.status, 200, "the judge of one app says nothing about the node: {}", ready.body);
+        node.await_metrics("questions end", |metrics| metrics.sum("ringcast_used", "what=\"app_hooks\"") == 0);
         assert_eq!(post(&node, "hang", "bob", "fine").status, 201);
         node.assert_alive();
     }
@@ -256,7 +258,7 @@ fn a_no_behind_the_budget_retracts_the_message() {
     let path = format!("{channel}/messages/{id}");
     assert_eq!(call(&node, "PATCH", &path, &token("ann"), &json!({"text": "late no"})).status, 200);
     assert_eq!(next_of(&mut viewer, "message.retracted")["message"], json!(id));
-    node.await_metrics("nothing is judged any more", |metrics| metrics.sum("ringcast_used", "what=\"hooks\"") == 0);
+    node.await_metrics("nothing is judged any more", |metrics| metrics.sum("ringcast_used", "what=\"app_hooks\"") == 0);
     let kinds: Vec<Value> = viewer.settle().into_iter().map(|event| event["type"].clone()).collect();
     assert!(!kinds.contains(&json!("message.retracted")), "{kinds:?}");
 }

@@ -180,7 +180,7 @@ fn rule_06_a_broken_frame_is_finished_first_and_only_whole_frames_are_written() 
     for_seeds(0..300, |rng| {
         let small = OutboxOptions { events_min: 4, events_max: 8, ..OutboxOptions::default() };
         let mut world = World::new(rng.pick(&[small, OutboxOptions::default()]));
-        for _ in 0..1 + rng.below(4) {
+        for _ in 0..=rng.below(4) {
             world.join();
         }
         while world.submit(rng, 0) {}

@@ -92,7 +92,7 @@ fn migrate(options: &RingOptions) {
     }
     assert!(broken > 0, "no frame was ever broken");
     for (at, &id) in ids.iter().enumerate() {
-        let want = (0..=MOVES).map(|round| format!("{round}:{at};")).collect::<String>();
+        let want = (0..=MOVES).map(|round| format!("{round}:{at};")).collect::<Vec<_>>().concat();
         let before = heard[at].len();
         bench.until("reads", |b| before + b.bytes.get(&id).map_or(0, Vec::len) >= want.len());
         heard[at].extend(bench.bytes.remove(&id).unwrap_or_default());

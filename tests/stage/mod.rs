@@ -2,7 +2,7 @@
 //!
 //! For tests and benches of the path of an event that need no kernel, no other core and no time.
 
-#![allow(dead_code, reason = "each user needs a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each user needs a part of it")]
 
 use ringcast::admission::{AppOptions, Apps};
 use ringcast::base::{ClientId, Given, Name, Now, RoomId, ShardId};

@@ -1,7 +1,10 @@
 //! The loop of a socket core: letters, sockets and time in; sends, letters and endings out.
 //!
 //! Always true: the shard is borrowed, called and let go before anything is awaited; after each call it is polled dry;
-//! and between two submits the mailboxes, the sockets and the timers have their turn.
+//! and between two submits the mailboxes, the sockets and the timers have their turn. How a connection becomes a viewer
+//! stands in `entrance`.
+
+mod entrance;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -11,28 +14,25 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use glommio::{TaskQueueHandle, spawn_local_into, yield_if_needed};
+use glommio::{TaskQueueHandle, yield_if_needed};
 
-use super::api;
 use super::clock::Clock;
 use super::descriptors;
 use super::door::{Door, Waiting};
 use super::executor::http_queue;
-use super::handoff::{EventDoors, Handoff, OrchestratorDoors, ShardDoors, ShardInbox};
+use super::handoff::{EventDoors, OrchestratorDoors, ShardDoors, ShardInbox};
 use super::life::Life;
 use super::proxies::Proxies;
 use super::requests::Requests;
 use super::ring::{Greeting, RingEvent, SendOutcome, SocketId, SocketRing};
 use super::socket::{self, SocketOptions};
 use super::wait::{LocalBell, sleep_until_work};
-use super::web_server::{WebOptions, WholeRequest, serve};
+use super::web_server::WebOptions;
 use super::{machine, ring};
 use crate::base::{ClientId, Now, ShardId};
 use crate::post::letters::ToOrchestrator;
 use crate::post::report::Turns;
-use crate::shard::{Action, Outcome, SendBatch, SendResult, Shard};
-use crate::wire::http::Head;
-use crate::wire::problem::Problem;
+use crate::shard::{Action, SendBatch, SendResult, Shard};
 use crate::wire::topic::partition;
 
 /// Letters of each kind that one turn takes.
@@ -88,7 +88,6 @@ struct Core {
     orchestrator: OrchestratorDoors,
     listener: Option<OwnedFd>,
     ring: SocketRing,
-    socket: SocketOptions,
     web: WebOptions,
     reserve: usize,
     door: Door,
@@ -144,7 +143,6 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         orchestrator: parts.orchestrator,
         listener: Some(parts.listener),
         ring,
-        socket: parts.socket,
         web: parts.web,
         reserve: parts.reserve,
         door: Door::new(parts.guests_max, parts.head_ms_max, Rc::clone(&proxies)),
@@ -169,6 +167,7 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         turns: Turns::default(),
     };
     if let Some(listener) = &core.listener {
+        socket::prepare(listener, &parts.socket)?;
         core.ring.listen(listener.as_raw_fd(), 0);
     }
     let result = core.run_loop().await;
@@ -311,110 +310,6 @@ impl Core {
         Ok(progress.more)
     }
 
-    fn on_accepted(&mut self, now: Now, fd: OwnedFd) {
-        let raw = fd.as_raw_fd();
-        if let Some(key) = self.door.enter(now, fd) {
-            self.ring.greet(key, raw);
-        }
-    }
-
-    /// HTTP connections on which an upgrade came stand at the door again.
-    fn take_returned(&mut self, now: Now) {
-        for (fd, head, source) in self.returned.take() {
-            if let Some(key) = self.door.enter_again(now, fd, source) {
-                self.on_greeting(now, key, &head);
-            }
-        }
-    }
-
-    fn on_greeting(&mut self, now: Now, key: u32, bytes: &[u8]) {
-        let arrived = match self.door.on_bytes(now, key, bytes) {
-            Ok(Some(arrived)) => arrived,
-            Ok(None) => {
-                if let Some(fd) = self.door.fd(key) {
-                    self.ring.greet(key, fd.as_raw_fd());
-                }
-                return;
-            }
-            // It has its answer.
-            Err(_) => return,
-        };
-        let seated = match &arrived.head {
-            Head::Upgrade(upgrade) => {
-                let from = self.proxies.origin(arrived.source, &upgrade.forwarded_for);
-                from.and_then(|from| self.shard.borrow_mut().on_upgrade(now, upgrade, from))
-            }
-            Head::Echo { accept } if self.shard.borrow().options().echo => self.shard.borrow_mut().on_echo(now, accept),
-            Head::Echo { .. } => Err(Problem::new(404, "not_found", "this node has no echo endpoint")),
-            Head::Other => {
-                self.serve_http(now, arrived.waiting, arrived.source);
-                return;
-            }
-        };
-        let prepared = socket::prepare(&arrived.waiting.fd, &self.socket);
-        match (seated, prepared) {
-            (Ok(ticket), Ok(())) => self.door.wait(ticket, arrived.waiting),
-            // The peer has reset the connection meanwhile.
-            (Ok(ticket), Err(_)) => self.shard.borrow_mut().on_join_gone(ticket),
-            (Err(problem), _) => self.door.refuse(now, arrived.waiting.fd, &problem),
-        }
-    }
-
-    fn serve_http(&mut self, now: Now, waiting: Waiting, source: Option<IpAddr>) {
-        if self.http_connections.get() >= self.http_max {
-            let problem = Problem::new(503, "busy", "too many HTTP connections on this core").retry_after(1);
-            self.door.refuse(now, waiting.fd, &problem);
-            return;
-        }
-        let stream = descriptors::stream(waiting.fd);
-        let count = Rc::clone(&self.http_connections);
-        count.set(count.get() + 1);
-        let (shard, requests, bell, clock) =
-            (Rc::clone(&self.shard), Rc::clone(&self.requests), Rc::clone(&self.bell), self.clock);
-        let proxies = Rc::clone(&self.proxies);
-        let handler = move |request: WholeRequest| {
-            let (shard, requests, bell) = (Rc::clone(&shard), Rc::clone(&requests), Rc::clone(&bell));
-            let proxies = Rc::clone(&proxies);
-            async move {
-                let cors = shard.borrow().cors_origin(request.head.uri.path(), request.field("origin"));
-                if let Some(answer) = api::preflight(&request, cors.as_deref()) {
-                    return answer;
-                }
-                let from = match proxies.origin(source, &request.forwarded_for()) {
-                    Ok(from) => from,
-                    Err(problem) => return problem.into(),
-                };
-                let outcome = shard.borrow_mut().on_request(clock.now(), &api::request(&request, from));
-                // Whatever it wants done, the loop does.
-                bell.ring();
-                let mut answer = match outcome {
-                    Outcome::Done(answer) => answer,
-                    Outcome::Wait(ticket) => requests.promise(ticket).await,
-                };
-                if let Some(origin) = cors {
-                    answer.fields.extend([("access-control-allow-origin", origin), ("vary", "origin".to_owned())]);
-                }
-                answer
-            }
-        };
-        let web = self.web;
-        let (returned, bell) = (Rc::clone(&self.returned), Rc::clone(&self.bell));
-        let connection = async move {
-            let upgrade = serve(stream, waiting.leftover, web, handler).await;
-            count.set(count.get() - 1);
-            if let Some((stream, head)) = upgrade
-                && let Ok(fd) = descriptors::back(stream)
-            {
-                returned.borrow_mut().push((fd, head, source));
-                bell.ring();
-            }
-        };
-        match spawn_local_into(connection, self.http) {
-            Ok(task) => drop(task.detach()),
-            Err(error) => eprintln!("ringcast: no task for an HTTP connection: {error}"),
-        }
-    }
-
     fn on_time(&mut self, now: Now) {
         for key in self.door.sweep(now) {
             // The end of the wait is told as a greeting; if it was told before, it is about to be dealt with.
@@ -513,37 +408,6 @@ impl Core {
             Action::PauseReads(id) => self.ring.pause_reads(socket_id(id)),
             Action::ResumeReads(id) => self.ring.resume_reads(socket_id(id)),
             Action::StopListening => self.ring.stop_listening(),
-        }
-    }
-
-    fn hand_over(&mut self, now: Now, ticket: u64, to: ShardId, seat: crate::post::letters::Seat) {
-        let Some(Waiting { fd, leftover }) = self.door.take(ticket) else { return };
-        let at = usize::from(to.0);
-        match self.shards[at].seats.push(Handoff { seat, fd, leftover }) {
-            Ok(()) => self.rung[at] = true,
-            Err(back) => {
-                self.shard.borrow_mut().on_hand_over_failed(&back.seat);
-                let problem = Problem::new(503, "busy", "the core that holds the room is busy").retry_after(1);
-                self.door.refuse(now, back.fd, &problem);
-            }
-        }
-    }
-
-    fn install(&mut self, now: Now, ticket: u64, client: ClientId) {
-        let installed = match self.door.take(ticket) {
-            Some(waiting) => self.ring.install(socket_id(client), waiting.fd).map(|()| waiting.leftover),
-            None => Err(std::io::ErrorKind::NotFound.into()),
-        };
-        match installed {
-            Ok(leftover) if leftover.is_empty() => {}
-            Ok(leftover) => self.shard.borrow_mut().on_bytes(now, client, &leftover),
-            Err(error) => {
-                eprintln!("ringcast: a socket could not be taken into the ring: {error}");
-                let mut shard = self.shard.borrow_mut();
-                shard.on_hangup(now, client);
-                // Nothing is in flight on a socket that never entered; its `End` finds no owner.
-                shard.on_closed(client);
-            }
         }
     }
 

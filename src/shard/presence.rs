@@ -206,7 +206,7 @@ impl Shard {
     pub(super) fn command_status(&mut self, now: Now, id: ClientId, status: Status) -> Result<(), Problem> {
         let stated = Stated { status, at_us: now.mono_us.max(self.attendance.stated_us + 1) };
         let gone = || Problem::new(404, "gone", "the connection is gone");
-        let client = self.client_mut(id).ok_or_else(gone)?;
+        let client = self.client(id).ok_or_else(gone)?;
         let identity = match client.identity.as_deref() {
             None => return Err(Problem::new(403, "anonymous", "who has no token has no status")),
             Some(identity) if identity.expires_ms <= now.wall_ms => {
@@ -215,7 +215,9 @@ impl Shard {
             }
             Some(identity) => identity,
         };
-        let user = identity.user.clone();
+        let (user, app) = (identity.user.clone(), client.app);
+        self.apps.get(app).map_or(Ok(()), |app| app.check_words(Some(&stated.status.text), None))?;
+        let client = self.client_mut(id).ok_or_else(gone)?;
         let rates = client.rates.get_or_insert_default();
         rates.begin_second(now.mono_s());
         if rates.statuses >= STATUS_PER_S {

@@ -92,6 +92,7 @@ fn a_blocklist_stops_what_it_names_wherever_it_is_written() {
     for command in [
         json!({"type": "message", "id": 1, "channel": channel, "text": "spam"}),
         json!({"type": "event", "id": 1, "channel": channel, "name": "custom.x", "data": "spam"}),
+        json!({"type": "status", "id": 1, "state": "away", "text": "spam"}),
     ] {
         viewer.say(&command);
         let error = next_of(&mut viewer, "error");

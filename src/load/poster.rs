@@ -20,6 +20,10 @@ use super::latency::Latency;
 use super::pace::{Pace, put_request};
 use super::probe;
 
+/// Posts of events on one connection's way at a time. A channel's events stay on one connection, which keeps their order; if
+/// each waited for the answer to the one before, none could ever share a write with another.
+const IN_FLIGHT_MAX: usize = 256;
+
 /// What became of the posts.
 #[derive(Debug, Default)]
 pub(super) struct Posted {
@@ -44,8 +48,8 @@ struct Lane {
     out: Vec<u8>,
     sent: usize,
     input: Vec<u8>,
-    /// The post on its way: its number and when it left.
-    busy: Option<(u64, u64)>,
+    /// The posts on their way, in order: their numbers and when they left.
+    busy: VecDeque<(u64, u64)>,
 }
 
 /// The poster's state; made and run inside one thread.
@@ -55,6 +59,10 @@ pub(super) struct Poster {
     /// Posts that are due. One queue for messages, whose order the node gives; one a lane for events, whose order is
     /// that of the posts, so that a channel's events stay on one connection.
     queues: Vec<VecDeque<u64>>,
+    /// Posts on one lane's way at a time.
+    in_flight_max: usize,
+    /// The request that is being built.
+    request: Vec<u8>,
     posted: Posted,
     progress: Arc<AtomicU64>,
 }
@@ -63,11 +71,13 @@ impl Poster {
     /// A poster that shows in `progress` how many posts were answered.
     pub(super) fn new(pace: Pace, progress: Arc<AtomicU64>) -> Self {
         let lanes = pace.connections.max(1);
-        let lane = || Lane { stream: None, out: Vec::new(), sent: 0, input: Vec::new(), busy: None };
+        let lane = || Lane { stream: None, out: Vec::new(), sent: 0, input: Vec::new(), busy: VecDeque::new() };
         Self {
             lanes: (0..lanes).map(|_| lane()).collect(),
             queues: vec![VecDeque::new(); if pace.ephemeral { lanes } else { 1 }],
             posted: Posted { acked: vec![ChannelTarget::default(); pace.channels as usize], ..Posted::default() },
+            in_flight_max: if pace.ephemeral { IN_FLIGHT_MAX } else { 1 },
+            request: Vec::new(),
             progress,
             pace,
         }
@@ -90,7 +100,7 @@ impl Poster {
                 next += 1;
             }
             self.send_due();
-            let busy = self.lanes.iter().any(|lane| lane.busy.is_some());
+            let busy = self.lanes.iter().any(|lane| !lane.busy.is_empty());
             let waiting = self.queues.iter().any(|queue| !queue.is_empty());
             if (next == self.pace.posts && !busy && !waiting) || now >= deadline {
                 return self.finish(next);
@@ -104,7 +114,7 @@ impl Poster {
         let queued: usize = self.queues.iter().map(VecDeque::len).sum();
         self.posted.unsent = self.pace.posts - next + queued as u64;
         for index in 0..self.lanes.len() {
-            if self.lanes[index].busy.is_some() {
+            if !self.lanes[index].busy.is_empty() {
                 self.fail(index, 0, "a post was not answered in time");
             }
         }
@@ -134,27 +144,35 @@ impl Poster {
     fn send_due(&mut self) {
         for index in 0..self.lanes.len() {
             let queue = index % self.queues.len();
-            while self.lanes[index].busy.is_none() {
+            let before = self.lanes[index].busy.len();
+            while self.lanes[index].busy.len() < self.in_flight_max {
                 let Some(number) = self.queues[queue].pop_front() else { break };
-                self.send(index, number);
+                self.prepare(index, number);
+            }
+            // What is due together leaves together.
+            if self.lanes[index].busy.len() > before {
+                self.write(index);
             }
         }
     }
 
-    fn send(&mut self, index: usize, number: u64) {
+    fn prepare(&mut self, index: usize, number: u64) {
         if self.lanes[index].stream.is_none() {
             self.connect(index);
         }
-        let mut out = std::mem::take(&mut self.lanes[index].out);
-        put_request(&mut out, &self.pace, number);
+        let mut request = std::mem::take(&mut self.request);
+        put_request(&mut request, &self.pace, number);
         let now = now_ns();
         self.posted.posts += 1;
         self.posted.late.record(now.saturating_sub(self.pace.due_ns(number)));
         let lane = &mut self.lanes[index];
-        lane.out = out;
-        lane.sent = 0;
-        lane.busy = Some((number, now));
-        self.write(index);
+        if lane.sent == lane.out.len() {
+            lane.out.clear();
+            lane.sent = 0;
+        }
+        lane.out.extend_from_slice(&request);
+        lane.busy.push_back((number, now));
+        self.request = request;
     }
 
     fn write(&mut self, index: usize) {
@@ -182,11 +200,7 @@ impl Poster {
         sockets.extend(self.lanes.iter().map(|lane| libc::pollfd {
             // A negative descriptor is passed over.
             fd: lane.stream.as_ref().map_or(-1, AsRawFd::as_raw_fd),
-            events: if lane.busy.is_some() && lane.sent < lane.out.len() {
-                libc::POLLIN | libc::POLLOUT
-            } else {
-                libc::POLLIN
-            },
+            events: if lane.sent < lane.out.len() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN },
             revents: 0,
         }));
         let timeout = Duration::from_nanos(until_ns.saturating_sub(now_ns()));
@@ -212,27 +226,12 @@ impl Poster {
                 Ok(0) => return self.lost(index, "the node closed a poster's connection"),
                 Ok(bytes) => {
                     lane.input.extend_from_slice(&buffer[..bytes]);
-                    if let Some(Post::Tcp { ack, .. }) = self.pace.foreign.as_ref().map(|foreign| &foreign.post) {
-                        let Some(at) = memchr::memmem::find(&lane.input, ack.as_bytes()) else { continue };
-                        lane.input.drain(..at + ack.len());
-                        // A greeting may be acknowledged too.
-                        if lane.busy.is_some() {
-                            let right = self.pace.right_status();
-                            self.answered(index, right, &[]);
+                    while !self.lanes[index].input.is_empty() {
+                        match self.take_answer(index) {
+                            Ok(true) => {}
+                            Ok(false) => break,
+                            Err(what) => return self.lost(index, what),
                         }
-                        continue;
-                    }
-                    match http::answer(&lane.input) {
-                        Ok(None) => {}
-                        Ok(Some(answer)) => {
-                            let rest = lane.input.split_off(answer.end);
-                            let whole = std::mem::replace(&mut lane.input, rest);
-                            self.answered(index, answer.status, &whole[answer.body..]);
-                            if answer.closes {
-                                self.lanes[index].stream = None;
-                            }
-                        }
-                        Err(what) => return self.lost(index, what),
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -242,23 +241,45 @@ impl Poster {
         }
     }
 
+    /// Takes the first answer that has come whole; false if none has.
+    fn take_answer(&mut self, index: usize) -> Result<bool, &'static str> {
+        let lane = &mut self.lanes[index];
+        if let Some(Post::Tcp { ack, .. }) = self.pace.foreign.as_ref().map(|foreign| &foreign.post) {
+            let Some(at) = memchr::memmem::find(&lane.input, ack.as_bytes()) else { return Ok(false) };
+            lane.input.drain(..at + ack.len());
+            // A greeting may be acknowledged too.
+            if !lane.busy.is_empty() {
+                let right = self.pace.right_status();
+                self.answered(index, right, &[]);
+            }
+            return Ok(true);
+        }
+        let Some(answer) = http::answer(&lane.input)? else { return Ok(false) };
+        let rest = lane.input.split_off(answer.end);
+        let whole = std::mem::replace(&mut lane.input, rest);
+        self.answered(index, answer.status, &whole[answer.body..]);
+        if answer.closes {
+            self.lost(index, "the node closed a poster's connection");
+        }
+        Ok(true)
+    }
+
     /// The connection is over. An idle one may be closed by the node at any time: that is no error.
     fn lost(&mut self, index: usize, what: &str) {
-        if self.lanes[index].busy.is_some() {
+        if !self.lanes[index].busy.is_empty() {
             self.fail(index, 0, what);
         }
         self.lanes[index].stream = None;
     }
 
     fn answered(&mut self, index: usize, status: u16, body: &[u8]) {
-        let Some((number, since)) = self.lanes[index].busy.take() else {
+        let Some((number, since)) = self.lanes[index].busy.pop_front() else {
             // A node tells a connection that never asked anything why it is closed (408): that is no answer.
             if status != 408 {
                 self.complain("an answer to nothing");
             }
             return;
         };
-        self.lanes[index].out.clear();
         self.progress.fetch_add(1, Relaxed);
         self.posted.answers.record(now_ns().saturating_sub(since));
         let right = self.pace.right_status();
@@ -274,14 +295,16 @@ impl Poster {
         self.complain(&format!("a post was answered with {status}: {body}"));
     }
 
-    /// The post of a lane has failed, and with it the connection.
+    /// The first post on a lane's way has failed, and with it the connection and the posts behind it.
     fn fail(&mut self, index: usize, status: u16, what: &str) {
         let lane = &mut self.lanes[index];
-        lane.busy = None;
+        let lost = lane.busy.len() as u64;
+        lane.busy.clear();
         lane.out.clear();
+        lane.sent = 0;
         lane.stream = None;
-        *self.posted.errors.entry(status).or_default() += 1;
-        self.progress.fetch_add(1, Relaxed);
+        *self.posted.errors.entry(status).or_default() += lost;
+        self.progress.fetch_add(lost, Relaxed);
         self.complain(what);
     }
 

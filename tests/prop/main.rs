@@ -10,6 +10,8 @@ mod index_filter;
 mod outbox;
 mod presence;
 mod proxy_header;
+#[allow(dead_code, reason = "the simulation needs more of it")]
+#[path = "../sim/rng.rs"]
 mod rng;
 mod seating;
 #[path = "../stage/mod.rs"]

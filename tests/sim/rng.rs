@@ -1,4 +1,4 @@
-//! A small seeded generator (splitmix64): the same seed gives the same world on every machine.
+//! A small seeded generator (splitmix64): the same seed gives the same test on every machine.
 
 /// The generator; the field is its seed and then its state.
 pub(crate) struct Rng(pub(crate) u64);

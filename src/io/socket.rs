@@ -168,7 +168,7 @@ mod tests {
         assert!(accepted.tcp_nodelay().unwrap());
         assert_eq!(accepted.send_buffer_size().unwrap(), 140_000, "the kernel doubles it");
         assert_eq!(accepted.tcp_notsent_lowat().unwrap(), 33_000);
-        assert_eq!(accepted.tcp_user_timeout().unwrap(), Some(Duration::from_millis(41_000)));
+        assert_eq!(accepted.tcp_user_timeout().unwrap(), Some(Duration::from_secs(41)));
     }
 
     #[test]

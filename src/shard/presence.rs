@@ -224,7 +224,7 @@ impl Shard {
             return Err(Problem::new(429, "over_rate", format!("at most {STATUS_PER_S} status a second")));
         }
         rates.statuses += 1;
-        client.rates.get_or_insert_default().stated = Some(stated.clone());
+        rates.stated = Some(stated.clone());
         let topics: Vec<TopicNo> = client.subs().map(|sub| sub.topic).collect();
         self.attendance.stated_us = stated.at_us;
         for no in topics {

@@ -13,8 +13,9 @@ use super::kernel::now_ns;
 use super::meter::Meter;
 use super::{AUDIT_FAILED, fail};
 
-/// A join storm leaves the node things to do that are not the joins'.
-const REST_S: u32 = 1;
+/// A join storm leaves the node things to do that are not an idle viewer's: the last counts are told up to two intervals of
+/// 5 s later.
+const REST_S: u32 = 12;
 
 /// What was found.
 struct Found {

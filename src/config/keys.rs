@@ -100,6 +100,7 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("user_requests_max", 1..=10_000_000, &mut orchestrator.user_rate.requests_max);
         t.number("user_window_s", 1..=86_400, &mut orchestrator.user_rate.window_s);
         t.number("user_keys_max", 1..=16_777_216, &mut orchestrator.user_rate.keys_max);
+        t.number("over_rate_max", 1..=65_534, &mut shard.over_rate_max);
         t.number("message_bytes_max", KIB..=16 * MIB, &mut shard.socket.message_bytes_max);
         t.number("fragments_max", 1..=1_048_576, &mut shard.socket.fragments_max);
         t.number("contexts_max", 1..=1_048_576, &mut shard.socket.contexts_max);

@@ -87,6 +87,8 @@ pub struct ShardOptions {
     pub report_ms: u32,
     /// Requests of one address.
     pub address_rate: RateOptions,
+    /// Commands of one connection in a minute that may be refused for their rate; one more and it is closed.
+    pub over_rate_max: u16,
     /// What clients send.
     pub socket: SocketLimits,
     /// The subscription index.
@@ -120,6 +122,7 @@ impl Default for ShardOptions {
             linger_ms: 2_000,
             report_ms: 5_000,
             address_rate: RateOptions { requests_max: 600, window_s: 60, keys_max: 100_000 },
+            over_rate_max: 300,
             socket: SocketLimits::default(),
             index: IndexOptions::default(),
             patterns_max: 10_000,

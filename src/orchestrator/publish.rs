@@ -118,6 +118,7 @@ impl Orchestrator {
 
     /// The batch that was under way is durable, or is not.
     pub fn on_committed(&mut self, now: Now, result: Result<Vec<Appended>, StoreError>) {
+        self.commits_failed += u64::from(result.is_err());
         for (event, tag, result) in self.group.on_committed(result) {
             let PostTag { waits, sequel, app, topic, bytes, slowed } = tag;
             self.quotas.dequeue(app, bytes);

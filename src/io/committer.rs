@@ -1,7 +1,8 @@
 //! The store's threads: one commits, one reads pages, both pinned to the orchestrator's core.
 //!
 //! Batches and questions flow in over bounded channels, results flow back as [`StoreNews`]. Always true: a commit may
-//! take 50 ms on a busy disk and nobody waits for it but those whose messages it carries.
+//! take 50 ms on a busy disk and nobody waits for it but those whose messages it carries; and a disk that takes nothing
+//! is told of once, and once when it does again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -141,12 +142,14 @@ impl Committer {
 }
 
 fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &News) {
+    let mut health = Health::default();
     while let Ok(job) = jobs.recv() {
         match job {
             Job::Commit(batch, now_wall_ms) => {
                 let result = store.commit(now_wall_ms, batch.events());
                 // The orchestrator takes the events back without a copy if nobody else holds them.
                 drop(batch);
+                health.learn(&result);
                 news.tell(StoreNews::Committed(result));
             }
             Job::SaveBan(number, ban, lift) => {
@@ -155,18 +158,38 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &News) {
                 } else {
                     store.ban_set(&ban)
                 };
+                health.learn(&result);
                 news.tell(StoreNews::BanSaved(number, result));
             }
             Job::Chore(chore) => news.tell(StoreNews::Chore(chore.work(&mut store))),
-            Job::SaveRooms(changes) => {
-                if let Err(error) = store.rooms_save(&changes) {
-                    eprintln!("ringcast: rooms were not written down: {error}");
-                }
-            }
+            // Nobody waits for it: the next change of these rooms writes them again.
+            Job::SaveRooms(changes) => health.learn(&store.rooms_save(&changes)),
         }
     }
     if let Err(error) = store.close() {
         eprintln!("ringcast: closing the database: {error}");
+    }
+}
+
+/// Whether the store takes writes, as far as the log knows.
+#[derive(Debug, Default)]
+struct Health {
+    fails: bool,
+}
+
+impl Health {
+    fn learn<T>(&mut self, result: &Result<T, StoreError>) {
+        match result {
+            Err(error) if !self.fails => {
+                self.fails = true;
+                eprintln!("ringcast: the store takes nothing, and nothing is acknowledged until it does: {error}");
+            }
+            Ok(_) if self.fails => {
+                self.fails = false;
+                eprintln!("ringcast: the store takes writes again");
+            }
+            _ => {}
+        }
     }
 }
 

@@ -22,6 +22,7 @@ use crate::io::clock::Clock;
 use crate::io::committer::Committer;
 use crate::io::executor::Rouser;
 use crate::io::handoff::{Blocklists, MailboxSizes, PostOffice, ShardDoors};
+use crate::io::hooks::Hooks;
 use crate::io::life::Life;
 use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
 use crate::io::ring::{self, KernelFeatures, RingOptions};
@@ -141,17 +142,20 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         hooks: apps.iter().map(|app| app.hook.as_ref().map(hook_rule)).collect(),
         ..config.orchestrator.clone()
     };
-    let hooks = apps.iter().map(|app| app.hook.clone()).collect();
+    let hooks = apps.iter().map(|app| (app.name.clone(), app.hook.clone())).collect();
     let rooms: Vec<_> = rooms.into_iter().map(|row| (row.key, row.room)).collect();
     {
         let (hasher, life, to_shards) = (hasher.clone(), Arc::clone(&life), office.to_shards.clone());
         let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
+        let hooks_kept = config.hook_connections_kept as usize;
         let main = move || async move {
             let orchestrator = Orchestrator::new(orchestrator_options, hasher, rooms, bans, clock.now());
             let orchestrator = Rc::new(RefCell::new(orchestrator));
             let queue = executor::http_queue();
+            let hooks = Hooks::new(hooks, hooks_kept, queue);
+            let (its_orchestrator, its_hooks) = (Rc::clone(&orchestrator), Rc::clone(&hooks));
             let listening =
-                admin::run(admin_listener, Rc::clone(&orchestrator), Arc::clone(&life), web, queue, reserve);
+                admin::run(admin_listener, its_orchestrator, Arc::clone(&life), its_hooks, web, queue, reserve);
             executor::spawn(listening);
             let parts = OrchestratorCoreParts {
                 orchestrator,
@@ -254,7 +258,8 @@ fn examine(config: &Config, cpus: &[usize]) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// What SIGHUP does: reads the blocklists again and gives them to every shard.
+/// What SIGHUP does: reads the blocklists that the configuration names by now and gives them to every shard. Nothing else
+/// of the file counts before the next start.
 fn reloader(config: &Config, apps: &Apps, shards: &[ShardDoors]) -> impl FnMut() + Send + 'static {
     let (config, apps, shards) = (config.clone(), apps.clone(), shards.to_vec());
     move || {

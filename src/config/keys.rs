@@ -110,6 +110,7 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
     sheet.table("moderation", |t| {
         t.number("patterns_max", 1..=1_000_000, &mut shard.patterns_max);
         t.number("hooks_max", 1..=65_536, &mut orchestrator.hooks_max);
+        t.number("hook_connections_kept", 1..=1_024, &mut config.hook_connections_kept);
     });
     sheet.table("proxies", |t| {
         t.flag("proxy_protocol", &mut config.proxies.proxy_protocol);

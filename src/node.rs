@@ -33,7 +33,7 @@ use crate::io::{admin, executor, machine, signal};
 use crate::orchestrator::{HookRule, Orchestrator, OrchestratorOptions, RetentionRule};
 use crate::shard::{Shard, ShardOptions};
 use crate::store::sqlite::Sqlite;
-use crate::store::{OpenOptions, Store};
+use crate::store::{OpenOptions, Store, sqlite_backup};
 use crate::wire::topic::TopicHasher;
 
 /// The database within the data directory.
@@ -234,6 +234,24 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     }
     eprintln!("ringcast: ended");
     Ok(())
+}
+
+/// Copies the database of a data directory to `copy` while a node may run on it.
+///
+/// # Errors
+/// Nothing was copied.
+pub fn backup(data_dir: &Path, copy: &Path) -> Result<(), NodeError> {
+    sqlite_backup::backup(&data_dir.join(DATABASE), copy).map_err(|error| refuse(error.to_string()))
+}
+
+/// Makes the database of a data directory from a copy; no node may run on it, and there may be none yet.
+///
+/// # Errors
+/// Nothing was made.
+pub fn restore(data_dir: &Path, copy: &Path) -> Result<(), NodeError> {
+    make_data_dir(data_dir)?;
+    let options = OpenOptions { fresh_epoch_seed: random(), ..OpenOptions::default() };
+    sqlite_backup::restore(copy, &data_dir.join(DATABASE), &options).map_err(|error| refuse(error.to_string()))
 }
 
 /// Asks the doctor: what must be said is said, and what cannot work is refused before anything is made.

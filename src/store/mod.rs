@@ -15,6 +15,7 @@ pub mod event;
 pub mod group;
 pub mod memory;
 pub mod sqlite;
+pub mod sqlite_backup;
 mod sqlite_commit;
 mod sqlite_rows;
 mod sqlite_schema;

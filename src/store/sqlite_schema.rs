@@ -158,8 +158,8 @@ impl fmt::Display for OpenError {
             ),
             Self::Corrupt { path, what } => write!(
                 f,
-                "{} is damaged ({what}); move it aside together with its -wal and -shm files and restore the newest \
-                 backup",
+                "{} is damaged ({what}); move it aside together with its -wal and -shm files, and bring back the newest \
+                 copy with `ringcast restore`",
                 path.display()
             ),
             Self::NotWritable { path, what } => write!(
@@ -282,7 +282,7 @@ pub(super) fn open_reader(path: &Path, options: &OpenOptions) -> Result<(Connect
 
 /// Locks a file beside the database; the system lets go of it when the process ends, however it ends. Also gives its
 /// path if it was not there before.
-fn take_lock(path: &Path) -> Result<(File, Option<PathBuf>), OpenError> {
+pub(super) fn take_lock(path: &Path) -> Result<(File, Option<PathBuf>), OpenError> {
     let mut lock_path = path.to_owned().into_os_string();
     lock_path.push(".lock");
     let lock_path = PathBuf::from(lock_path);
@@ -298,7 +298,7 @@ fn take_lock(path: &Path) -> Result<(File, Option<PathBuf>), OpenError> {
 
 /// Reads the first bytes of the file without SQLite, which would create, recover or switch what it opens. True if
 /// there is nothing yet.
-fn look_at_header(path: &Path) -> Result<bool, OpenError> {
+pub(super) fn look_at_header(path: &Path) -> Result<bool, OpenError> {
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),

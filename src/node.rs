@@ -28,6 +28,7 @@ use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
 use crate::io::ring::{self, KernelFeatures, RingOptions};
 use crate::io::shard_core::{self, ShardCoreParts};
 use crate::io::socket::{self, PortLock, SocketOptions};
+use crate::io::watchdog::Watchdog;
 use crate::io::web_server::WebOptions;
 use crate::io::{admin, executor, machine, signal};
 use crate::orchestrator::{HookRule, Orchestrator, OrchestratorOptions, RetentionRule};
@@ -147,7 +148,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     {
         let (hasher, life, to_shards) = (hasher.clone(), Arc::clone(&life), office.to_shards.clone());
         let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
-        let hooks_kept = config.hook_connections_kept as usize;
+        let (hooks_kept, memory_mib_max) = (config.hook_connections_kept as usize, config.memory_mib_max);
         let main = move || async move {
             let orchestrator = Orchestrator::new(orchestrator_options, hasher, rooms, bans, clock.now());
             let orchestrator = Rc::new(RefCell::new(orchestrator));
@@ -167,6 +168,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 life,
                 end_asked,
                 drain_ms,
+                memory_mib_max,
             };
             orchestrator_core::run(parts).await;
         };
@@ -220,6 +222,8 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         handles.push(handle.map_err(|error| refuse(format!("shard {at} does not start: {error}")))?);
     }
     let rouser = Rouser::start(rouse).map_err(|error| refuse(format!("no thread is left: {error}")))?;
+    let watchdog = Watchdog::start(Arc::clone(&life), clock, config.stall_ms)
+        .map_err(|error| refuse(format!("no thread is left: {error}")))?;
     life.set_ready(true);
     machine::notify_ready();
     announce(&config, &cores, nofile, guests_max, &apps);
@@ -228,6 +232,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             failed.store(true, Ordering::Release);
         }
     }
+    drop(watchdog);
     drop(rouser);
     if failed.load(Ordering::Acquire) {
         return Err(refuse("a core of the node failed; what was acknowledged is on disk"));

@@ -70,6 +70,10 @@ pub struct Config {
     pub admin_reserve: u32,
     /// How long an idle core looks for work before it sleeps, in microseconds.
     pub spin_us: u32,
+    /// A core that takes no turn for so long has stalled, in milliseconds.
+    pub stall_ms: u32,
+    /// Resident memory at which nobody more is let in, in MiB; 0 is no bound.
+    pub memory_mib_max: u32,
     /// The echo endpoint of conformance tests is there. Only the command line can say so.
     pub test_echo: bool,
     /// Of every shard; its `id` and `shards` are filled in when they are known.
@@ -130,6 +134,8 @@ impl Default for Config {
             backlog: 4_096,
             admin_reserve: 64,
             spin_us: 50,
+            stall_ms: 5_000,
+            memory_mib_max: 0,
             test_echo: false,
             shard: ShardOptions::default(),
             orchestrator: OrchestratorOptions::default(),

@@ -16,6 +16,7 @@ use glommio::{TaskQueueHandle, spawn_local_into};
 use super::descriptors;
 use super::hooks::Hooks;
 use super::life::Life;
+use super::watchdog::name_of;
 use super::web_server::{WebOptions, WholeRequest, serve};
 use crate::metrics;
 use crate::orchestrator::Orchestrator;
@@ -97,6 +98,9 @@ fn answer(
 fn ready(orchestrator: &Orchestrator, life: &Life) -> ApiAnswer {
     if !life.is_ready() {
         return text(503, "not ready: starting or draining\n".to_owned());
+    }
+    if let Some(core) = life.stalled() {
+        return text(503, format!("not ready: {} takes no turns\n", name_of(core, life.shards())));
     }
     let shards = orchestrator.reports().iter().flatten().flat_map(|report| report.gauges.iter());
     let full = orchestrator

@@ -20,7 +20,7 @@ use super::life::Life;
 use super::machine;
 use super::signal::EndAsked;
 use super::wait::sleep_until_work;
-use crate::base::{Now, ShardId};
+use crate::base::{Gauge, Now, ShardId};
 use crate::bus::has_credit;
 use crate::orchestrator::{Action, Orchestrator};
 use crate::post::letters::ToShard;
@@ -53,6 +53,8 @@ pub struct OrchestratorCoreParts {
     pub end_asked: Arc<EndAsked>,
     /// The drain period, in milliseconds.
     pub drain_ms: u32,
+    /// Resident memory at which nobody more is let in, in MiB; 0 is no bound.
+    pub memory_mib_max: u32,
 }
 
 struct Core {
@@ -170,6 +172,11 @@ impl Core {
         if orchestrator.next_alarm_ms() <= now.mono_ms() {
             orchestrator.on_alarm(now);
             machine::give_back_memory();
+            if self.parts.memory_mib_max > 0 {
+                let memory = Gauge::new(machine::resident_bytes() >> 20, self.parts.memory_mib_max.into());
+                self.parts.life.set_memory_full(memory.is_full());
+                orchestrator.set_memory(memory);
+            }
         }
     }
 

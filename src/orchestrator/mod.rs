@@ -190,6 +190,8 @@ pub struct Orchestrator {
     pages_read: u64,
     commits_failed: u64,
     tick_at_ms: u64,
+    /// What the process uses of its bound, if it has one.
+    memory: Gauge,
     draining: bool,
 }
 
@@ -231,6 +233,7 @@ impl Orchestrator {
             pages_read: 0,
             commits_failed: 0,
             tick_at_ms: now.mono_ms() + report::TICK_MS,
+            memory: Gauge::default(),
             draining: false,
             options,
         }
@@ -301,6 +304,11 @@ impl Orchestrator {
         self.lost_before_fanout += 1;
     }
 
+    /// What the process uses of its bound, in MiB.
+    pub fn set_memory(&mut self, memory: Gauge) {
+        self.memory = memory;
+    }
+
     /// Nothing that was taken waits for the store any more.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
@@ -342,6 +350,7 @@ impl Orchestrator {
             ("gatherings", self.gatherings.gauge()),
         ];
         gauges.extend(self.limits.gauges());
+        gauges.extend((self.memory.limit > 0).then_some(("memory_mib", self.memory)));
         gauges
     }
 

@@ -257,6 +257,7 @@ pub struct Shard {
     address_rate: FixedWindow<AddressKey>,
     draining: Option<drain::Plan>,
     busy_outside: bool,
+    memory_full: bool,
     account: Account,
     stages: Stages,
     due: Vec<u32>,
@@ -297,6 +298,7 @@ impl Shard {
             report_at_ms: None,
             draining: None,
             busy_outside: false,
+            memory_full: false,
             account: Account::default(),
             stages: Stages::default(),
             due: Vec::new(),
@@ -311,6 +313,11 @@ impl Shard {
     /// The orchestrator's mailbox is full, or is not any more: meanwhile joins and posts are refused with 503.
     pub fn set_busy_outside(&mut self, busy: bool) {
         self.busy_outside = busy;
+    }
+
+    /// The process uses as much memory as it may, or does not any more: meanwhile nobody comes in.
+    pub fn set_memory_full(&mut self, full: bool) {
+        self.memory_full = full;
     }
 
     /// Lists of texts that are not allowed were read again.

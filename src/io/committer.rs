@@ -43,7 +43,8 @@ enum What {
 pub struct Committer {
     jobs: Option<SyncSender<Job>>,
     reads: Option<SyncSender<Read>>,
-    threads: Vec<JoinHandle<()>>,
+    committer: Option<JoinHandle<()>>,
+    reader: Option<JoinHandle<()>>,
     news: Sender<StoreNews>,
     /// Nobody takes news out any more.
     ended: Arc<AtomicBool>,
@@ -75,7 +76,8 @@ impl Committer {
             pin_to(cpu);
             read_all(pages, &read_receiver, &read_news);
         })?;
-        Ok(Self { jobs: Some(jobs), reads: Some(reads), threads: vec![committer, reader], news, ended })
+        let (committer, reader) = (Some(committer), Some(reader));
+        Ok(Self { jobs: Some(jobs), reads: Some(reads), committer, reader, news, ended })
     }
 
     /// Commits a batch; the result comes as news.
@@ -133,11 +135,11 @@ impl Committer {
     /// Ends both threads after what they have; the database is closed when this returns.
     pub fn stop(&mut self) {
         self.ended.store(true, Ordering::Release);
-        self.jobs = None;
+        // The reader goes first: only the last connection moves the log into the database, and only the writer may.
         self.reads = None;
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        let _ = self.reader.take().map(JoinHandle::join);
+        self.jobs = None;
+        let _ = self.committer.take().map(JoinHandle::join);
     }
 }
 

@@ -108,7 +108,9 @@ impl Hooks {
 
     async fn verdict_of(&self, app: AppId, body: Bytes) -> Verdict {
         let Some(Some(target)) = self.targets.get(usize::from(app.0)) else { return Verdict::None };
-        let asked = async { target.ask(body, self.kept_max).await.map_or(Verdict::None, |(status, body)| verdict(status, &body)) };
+        let asked = async {
+            target.ask(body, self.kept_max).await.map_or(Verdict::None, |(status, body)| verdict(status, &body))
+        };
         let silent = async {
             Timer::new(target.wait_max).await;
             Verdict::None

@@ -314,6 +314,26 @@ mod tests {
     }
 
     #[test]
+    fn a_wall_clock_that_steps_makes_nothing_ring_early_or_twice() {
+        let (mut node, mut store) = (orchestrator(OrchestratorOptions::default()), Memory::new(1));
+        node.change_alarm(1, ShardId(0), key("a"), Some((1_005_000, r#"{"type":"custom.goal"}"#.into())));
+        // The wall goes back by a minute just before: it rings when the wall says so, not when the seconds are over.
+        let stepped = |mono_ms: u64, wall_ms: u64| Now { mono_us: mono_ms * 1_000, wall_ms };
+        assert!(run(&mut node, &mut store, at(4_990)).is_empty());
+        assert!(run(&mut node, &mut store, stepped(5_010, 945_010)).is_empty());
+        assert_eq!(node.alarms.wake_at_ms(), Some(65_000));
+        assert_eq!(run(&mut node, &mut store, stepped(65_000, 1_005_000)).len(), 1);
+        // It goes back behind it: what has rung does not ring again.
+        assert!(run(&mut node, &mut store, stepped(65_010, 900_000)).is_empty());
+        assert!(run(&mut node, &mut store, stepped(170_010, 1_005_000)).is_empty());
+        // And forward over one that is set: that one is due at once, and the loop looks at least once a second.
+        node.change_alarm(2, ShardId(0), key("b"), Some((2_000_000, r#"{"type":"custom.goal"}"#.into())));
+        assert!(run(&mut node, &mut store, stepped(170_020, 1_005_010)).is_empty());
+        assert_eq!(run(&mut node, &mut store, stepped(171_020, 3_000_000)).len(), 1);
+        assert!(node.next_alarm_ms() <= 171_020 + 1_000);
+    }
+
+    #[test]
     fn a_store_that_fails_is_asked_again_after_1_2_4_seconds_and_nobody_is_told_twice() {
         let (mut node, mut store) = (orchestrator(OrchestratorOptions::default()), Memory::new(1));
         store.alarm_set(&key("a"), 0, r#"{"type":"custom.goal"}"#).unwrap();

@@ -6,8 +6,8 @@
 
 use super::event::{Epochs, wipes};
 use super::{
-    Alarm, AlarmVersion, Appended, Ban, IDEMPOTENCY_KEPT_MS, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk, Pages, Position, Retained,
-    Retention, RoomRow, Store, StoreError, StoredEvent,
+    Alarm, AlarmVersion, Appended, Ban, IDEMPOTENCY_KEPT_MS, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk, Pages, Position,
+    Retained, Retention, RoomRow, Store, StoreError, StoredEvent,
 };
 use crate::base::{ChannelKey, Name, RoomChange, RoomId, Ulid};
 use std::collections::{BTreeMap, BTreeSet};

@@ -10,8 +10,8 @@ use super::sqlite_commit::{Commit, honoured_after};
 use super::sqlite_rows::{self, int, key_at, name_at, number_at, sorted};
 use super::sqlite_schema::{Opened, open_reader, open_writer, renew_epochs};
 use super::{
-    Alarm, AlarmVersion, Appended, Ban, NewEvent, OpenError, Page, PageAsk, Pages, Retained, Retention, RoomRow, Store, StoreError,
-    StoredEvent,
+    Alarm, AlarmVersion, Appended, Ban, NewEvent, OpenError, Page, PageAsk, Pages, Retained, Retention, RoomRow, Store,
+    StoreError, StoredEvent,
 };
 use crate::base::{ChannelKey, Name, RoomChange, RoomId, ShardId, Ulid};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
@@ -268,8 +268,8 @@ impl Store for Sqlite {
 
     fn alarms_done(&mut self, alarms: &[AlarmVersion]) -> Result<Vec<bool>, StoreError> {
         self.write(|transaction| {
-            let mut clear = transaction
-                .prepare_cached("DELETE FROM alarms WHERE app = ?1 AND channel = ?2 AND version = ?3")?;
+            let mut clear =
+                transaction.prepare_cached("DELETE FROM alarms WHERE app = ?1 AND channel = ?2 AND version = ?3")?;
             let one = |(key, version): &AlarmVersion| {
                 clear.execute(params![key.app.as_str(), key.channel.as_str(), int(*version)])
             };

@@ -6,6 +6,7 @@
 
 use super::event::Epochs;
 use super::sqlite::OpenOptions;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 use std::fmt;
 use std::fs::{File, TryLockError};
@@ -233,6 +234,9 @@ pub(super) fn open_writer(path: &Path, options: &OpenOptions) -> Result<Opened, 
         return Err(OpenError::NotWritable { path: path.to_owned(), what: "it opens for reading only".to_owned() });
     }
     set_up(&connection, options).map_err(sorted)?;
+    // A log that lies beside a damaged file is not played into it: both stay as they are for whoever looks into it.
+    let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+    connection.set_db_config(keep_log, true).map_err(sorted)?;
     connection.pragma_update(None, "synchronous", "FULL").map_err(sorted)?;
     if options.bytes_max > 0 {
         let pages = i64::try_from(options.bytes_max / PAGE_BYTES).unwrap_or(i64::MAX).max(1);
@@ -246,6 +250,7 @@ pub(super) fn open_writer(path: &Path, options: &OpenOptions) -> Result<Opened, 
             return Err(OpenError::Corrupt { path: path.to_owned(), what });
         }
     }
+    connection.set_db_config(keep_log, false).map_err(sorted)?;
     // The tables are made before the switch to WAL: so the mark of our files is in the file itself, not only in its
     // log, and the next start finds it there however this one ends.
     migrate(&mut connection, path, options)?;

@@ -43,7 +43,7 @@ enum What {
 pub struct Committer {
     jobs: Option<SyncSender<Job>>,
     reads: Option<SyncSender<Read>>,
-    committer: Option<JoinHandle<()>>,
+    writer: Option<JoinHandle<()>>,
     reader: Option<JoinHandle<()>>,
     news: Sender<StoreNews>,
     /// Nobody takes news out any more.
@@ -68,7 +68,7 @@ impl Committer {
         let ended = Arc::new(AtomicBool::new(false));
         let commit_news = News { door: news.clone(), ended: Arc::clone(&ended) };
         let read_news = News { door: news.clone(), ended: Arc::clone(&ended) };
-        let committer = Builder::new().name("committer".into()).spawn(move || {
+        let writer = Builder::new().name("committer".into()).spawn(move || {
             pin_to(cpu);
             commit_all(store, &job_receiver, &commit_news);
         })?;
@@ -76,8 +76,8 @@ impl Committer {
             pin_to(cpu);
             read_all(pages, &read_receiver, &read_news);
         })?;
-        let (committer, reader) = (Some(committer), Some(reader));
-        Ok(Self { jobs: Some(jobs), reads: Some(reads), committer, reader, news, ended })
+        let (writer, reader) = (Some(writer), Some(reader));
+        Ok(Self { jobs: Some(jobs), reads: Some(reads), writer, reader, news, ended })
     }
 
     /// Commits a batch; the result comes as news.
@@ -139,7 +139,7 @@ impl Committer {
         self.reads = None;
         let _ = self.reader.take().map(JoinHandle::join);
         self.jobs = None;
-        let _ = self.committer.take().map(JoinHandle::join);
+        let _ = self.writer.take().map(JoinHandle::join);
     }
 }
 

@@ -349,6 +349,38 @@ mod tests {
     }
 
     #[test]
+    fn a_wall_clock_that_steps_back_moves_no_number_and_makes_no_id_twice() {
+        let mut node = Orchestrator::new(
+            OrchestratorOptions::default(),
+            TopicHasher::new(1),
+            [],
+            [],
+            Now { mono_us: 1_000_000, wall_ms: 5_000_000 },
+        );
+        let mut store = Memory::new(1);
+        let mut posted: Vec<Posted> = Vec::new();
+        for (at, wall_ms) in [5_000_000, 5_000_001, 1_000, 1_000, 0, 9_000_000].into_iter().enumerate() {
+            let now = Now { mono_us: 1_000_000 + at as u64, wall_ms };
+            node.on_letter(now, letter(0, at as u64 + 1, 1));
+            while let Some(action) = node.poll_action(now) {
+                match action {
+                    Action::Commit(batch) => {
+                        let result = store.commit(wall_ms, batch.events());
+                        drop(batch);
+                        node.on_committed(now, result);
+                    }
+                    Action::Answer { letter: ToShard::PostAnswer { answer, .. }, .. } => posted.push(answer.unwrap()),
+                    _ => {}
+                }
+            }
+            assert_eq!(posted.last().map(|posted| posted.created_at_ms), Some(wall_ms));
+        }
+        assert!(posted.iter().map(|posted| posted.seq).eq(1..=6));
+        let ids: std::collections::BTreeSet<Ulid> = posted.iter().map(|posted| posted.id).collect();
+        assert_eq!(ids.len(), 6);
+    }
+
+    #[test]
     fn bytes_of_one_app_that_wait_for_the_disk_hold_up_no_other() {
         let quota = Quota { queued_bytes_max: 100, ..Quota::default() };
         let name = |text: &str| Name::new(text).unwrap();

@@ -51,6 +51,28 @@ enum Command {
     Load(Box<ringcast::load::LoadArgs>),
     /// Watch one channel and print its events, a line each
     Watch(ringcast::load::WatchArgs),
+    /// Copy the database of a data directory to a file while the node runs
+    ///
+    /// The copy is of one moment, read through once more and synced before it gets its name. A file that is there is not
+    /// overwritten.
+    Backup {
+        /// The data directory of the node
+        #[arg(long, value_name = "DIR", default_value = "./ringcast-data")]
+        data_dir: PathBuf,
+        /// The copy
+        file: PathBuf,
+    },
+    /// Make the database of a data directory from a copy
+    ///
+    /// No node may run on the directory, and a database that is there is not overwritten. Every channel gets a new epoch:
+    /// who comes back with a position of the lost time is told that it cannot be honoured.
+    Restore {
+        /// The data directory of the node
+        #[arg(long, value_name = "DIR", default_value = "./ringcast-data")]
+        data_dir: PathBuf,
+        /// The copy
+        file: PathBuf,
+    },
     /// Check a configuration file and start nothing
     ///
     /// Prints the first fault with its line, its key, its value and what is allowed, and exits with 1.
@@ -133,6 +155,8 @@ fn main() -> ExitCode {
         Command::Watch(args) => return ringcast::load::run_watch(&args),
         Command::Serve(args) => serve(args),
         Command::Token(args) => token(&args),
+        Command::Backup { data_dir, file } => copied(ringcast::node::backup(&data_dir, &file)),
+        Command::Restore { data_dir, file } => copied(ringcast::node::restore(&data_dir, &file)),
         Command::App { command: AppCommand::New { name } } => new_app(&name),
         Command::CheckConfig { file } => match Config::load(Some(&file), &Overrides::default()) {
             Ok(_) => {
@@ -156,6 +180,10 @@ fn serve(args: ServeArgs) -> Result<(), (u8, String)> {
     let overrides = Overrides { data_dir, listen, admin, shards, orchestrator_core, test_echo };
     let config = Config::load(config.as_deref(), &overrides).map_err(|error| (WRONG_USE, error.to_string()))?;
     ringcast::node::serve(config).map_err(|error| (error.exit_code, error.to_string()))
+}
+
+fn copied(done: Result<(), ringcast::node::NodeError>) -> Result<(), (u8, String)> {
+    done.map_err(|error| (error.exit_code, error.to_string()))
 }
 
 fn token(args: &TokenArgs) -> Result<(), (u8, String)> {

@@ -22,17 +22,19 @@ use crate::io::clock::Clock;
 use crate::io::committer::Committer;
 use crate::io::executor::Rouser;
 use crate::io::handoff::{Blocklists, MailboxSizes, PostOffice, ShardDoors};
+use crate::io::hooks::Hooks;
 use crate::io::life::Life;
 use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
 use crate::io::ring::{self, KernelFeatures, RingOptions};
 use crate::io::shard_core::{self, ShardCoreParts};
 use crate::io::socket::{self, PortLock, SocketOptions};
+use crate::io::watchdog::Watchdog;
 use crate::io::web_server::WebOptions;
 use crate::io::{admin, executor, machine, signal};
 use crate::orchestrator::{HookRule, Orchestrator, OrchestratorOptions, RetentionRule};
 use crate::shard::{Shard, ShardOptions};
 use crate::store::sqlite::Sqlite;
-use crate::store::{OpenOptions, Store};
+use crate::store::{OpenOptions, Store, sqlite_backup};
 use crate::wire::topic::TopicHasher;
 
 /// The database within the data directory.
@@ -141,17 +143,20 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         hooks: apps.iter().map(|app| app.hook.as_ref().map(hook_rule)).collect(),
         ..config.orchestrator.clone()
     };
-    let hooks = apps.iter().map(|app| app.hook.clone()).collect();
+    let hooks = apps.iter().map(|app| (app.name.clone(), app.hook.clone())).collect();
     let rooms: Vec<_> = rooms.into_iter().map(|row| (row.key, row.room)).collect();
     {
         let (hasher, life, to_shards) = (hasher.clone(), Arc::clone(&life), office.to_shards.clone());
         let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
+        let (hooks_kept, memory_mib_max) = (config.hook_connections_kept as usize, config.memory_mib_max);
         let main = move || async move {
             let orchestrator = Orchestrator::new(orchestrator_options, hasher, rooms, bans, clock.now());
             let orchestrator = Rc::new(RefCell::new(orchestrator));
             let queue = executor::http_queue();
+            let hooks = Hooks::new(hooks, hooks_kept, queue);
+            let (its_orchestrator, its_hooks) = (Rc::clone(&orchestrator), Rc::clone(&hooks));
             let listening =
-                admin::run(admin_listener, Rc::clone(&orchestrator), Arc::clone(&life), web, queue, reserve);
+                admin::run(admin_listener, its_orchestrator, Arc::clone(&life), its_hooks, web, queue, reserve);
             executor::spawn(listening);
             let parts = OrchestratorCoreParts {
                 orchestrator,
@@ -163,6 +168,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 life,
                 end_asked,
                 drain_ms,
+                memory_mib_max,
             };
             orchestrator_core::run(parts).await;
         };
@@ -216,6 +222,8 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         handles.push(handle.map_err(|error| refuse(format!("shard {at} does not start: {error}")))?);
     }
     let rouser = Rouser::start(rouse).map_err(|error| refuse(format!("no thread is left: {error}")))?;
+    let watchdog = Watchdog::start(Arc::clone(&life), clock, config.stall_ms)
+        .map_err(|error| refuse(format!("no thread is left: {error}")))?;
     life.set_ready(true);
     machine::notify_ready();
     announce(&config, &cores, nofile, guests_max, &apps);
@@ -224,12 +232,31 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             failed.store(true, Ordering::Release);
         }
     }
+    drop(watchdog);
     drop(rouser);
     if failed.load(Ordering::Acquire) {
         return Err(refuse("a core of the node failed; what was acknowledged is on disk"));
     }
     eprintln!("ringcast: ended");
     Ok(())
+}
+
+/// Copies the database of a data directory to `copy` while a node may run on it.
+///
+/// # Errors
+/// Nothing was copied.
+pub fn backup(data_dir: &Path, copy: &Path) -> Result<(), NodeError> {
+    sqlite_backup::backup(&data_dir.join(DATABASE), copy).map_err(|error| refuse(error.to_string()))
+}
+
+/// Makes the database of a data directory from a copy; no node may run on it, and there may be none yet.
+///
+/// # Errors
+/// Nothing was made.
+pub fn restore(data_dir: &Path, copy: &Path) -> Result<(), NodeError> {
+    make_data_dir(data_dir)?;
+    let options = OpenOptions { fresh_epoch_seed: random(), ..OpenOptions::default() };
+    sqlite_backup::restore(copy, &data_dir.join(DATABASE), &options).map_err(|error| refuse(error.to_string()))
 }
 
 /// Asks the doctor: what must be said is said, and what cannot work is refused before anything is made.
@@ -254,7 +281,8 @@ fn examine(config: &Config, cpus: &[usize]) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// What SIGHUP does: reads the blocklists again and gives them to every shard.
+/// What SIGHUP does: reads the blocklists that the configuration names by now and gives them to every shard. Nothing else
+/// of the file counts before the next start.
 fn reloader(config: &Config, apps: &Apps, shards: &[ShardDoors]) -> impl FnMut() + Send + 'static {
     let (config, apps, shards) = (config.clone(), apps.clone(), shards.to_vec());
     move || {

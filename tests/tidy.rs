@@ -455,6 +455,7 @@ fn tuning_fits_the_defaults() {
     let config = ringcast::config::Config::default();
     let (unit, sysctl) = ("ringcast.service", "99-ringcast.conf");
     assert!(number(unit, "TimeoutStopSec") * 1_000 > u64::from(config.drain_ms), "a drain ends before it is killed");
+    assert!(number(unit, "WatchdogSec") * 1_000 > 2 * u64::from(config.stall_ms), "a slow moment ends no node");
     assert!(number(unit, "LimitMEMLOCK") >= 512 * 1_024, "executors start");
     assert!(number(unit, "LimitNOFILE") >= u64::from(config.shard.clients_max), "one table of files a shard");
     assert!(number(sysctl, "fs.nr_open") >= number(unit, "LimitNOFILE"), "the kernel gives what the unit asks for");

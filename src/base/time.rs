@@ -3,6 +3,12 @@
 /// One reading of both clocks, taken outside and handed to every `on_*` call.
 ///
 /// `mono_us` never steps back and orders deadlines; `wall_ms` is what people and tokens see and may jump.
+///
+/// Everything that waits, limits or measures goes by `mono_us`: pings and closes, queues sized in time, rates, slow mode,
+/// reports, retries. By `wall_ms` go the ends of tokens and bans, the moments of alarms, the ages of messages and of
+/// idempotency keys, and `ts` and `id` of a message. When it steps back, those ends come later by as much; numbers
+/// (`seq`) still rise by one, ids are still unique though no longer in the order of their making, an alarm that has rung
+/// does not ring again and none rings before the wall says so. When it steps forward, what is due is due at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Now {
     /// Microseconds since the process's own zero, monotonic.

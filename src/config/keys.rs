@@ -35,6 +35,7 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number_or_auto("orchestrator_core", 0..=4_095, &mut config.orchestrator_core);
         t.number("spin_us", 0..=1_000, &mut config.spin_us);
         t.number("admin_reserve_descriptors", 16..=4_096, &mut config.admin_reserve);
+        t.number("stall_ms", 2_000..=10 * MINUTE_MS, &mut config.stall_ms);
     });
     sheet.table("shard", |t| {
         t.number("clients_max", 1..=10_000_000, &mut shard.clients_max);
@@ -100,6 +101,8 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("user_requests_max", 1..=10_000_000, &mut orchestrator.user_rate.requests_max);
         t.number("user_window_s", 1..=86_400, &mut orchestrator.user_rate.window_s);
         t.number("user_keys_max", 1..=16_777_216, &mut orchestrator.user_rate.keys_max);
+        t.number("memory_mib_max", 0..=16 * MIB, &mut config.memory_mib_max);
+        t.number("over_rate_max", 1..=65_534, &mut shard.over_rate_max);
         t.number("message_bytes_max", KIB..=16 * MIB, &mut shard.socket.message_bytes_max);
         t.number("fragments_max", 1..=1_048_576, &mut shard.socket.fragments_max);
         t.number("contexts_max", 1..=1_048_576, &mut shard.socket.contexts_max);
@@ -109,6 +112,7 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
     sheet.table("moderation", |t| {
         t.number("patterns_max", 1..=1_000_000, &mut shard.patterns_max);
         t.number("hooks_max", 1..=65_536, &mut orchestrator.hooks_max);
+        t.number("hook_connections_kept", 1..=1_024, &mut config.hook_connections_kept);
     });
     sheet.table("proxies", |t| {
         t.flag("proxy_protocol", &mut config.proxies.proxy_protocol);

@@ -70,6 +70,10 @@ pub struct Config {
     pub admin_reserve: u32,
     /// How long an idle core looks for work before it sleeps, in microseconds.
     pub spin_us: u32,
+    /// A core that takes no turn for so long has stalled, in milliseconds.
+    pub stall_ms: u32,
+    /// Resident memory at which nobody more is let in, in MiB; 0 is no bound.
+    pub memory_mib_max: u32,
     /// The echo endpoint of conformance tests is there. Only the command line can say so.
     pub test_echo: bool,
     /// Of every shard; its `id` and `shards` are filled in when they are known.
@@ -86,8 +90,12 @@ pub struct Config {
     pub elsewhere: Vec<(Name, String)>,
     /// The files of their blocklists, to be read again while the node runs.
     pub blocklist_files: Vec<(Name, PathBuf)>,
+    /// Connections to the hook of each app that are kept for the next message.
+    pub hook_connections_kept: u32,
     /// Who in front of the node is believed about whom it speaks for.
     pub proxies: Proxies,
+    /// The file all this comes from, to be read again for its blocklists.
+    pub file: Option<PathBuf>,
 }
 
 /// What of a shard's ring may be chosen.
@@ -126,6 +134,8 @@ impl Default for Config {
             backlog: 4_096,
             admin_reserve: 64,
             spin_us: 50,
+            stall_ms: 5_000,
+            memory_mib_max: 0,
             test_echo: false,
             shard: ShardOptions::default(),
             orchestrator: OrchestratorOptions::default(),
@@ -134,7 +144,9 @@ impl Default for Config {
             apps: Vec::new(),
             elsewhere: Vec::new(),
             blocklist_files: Vec::new(),
+            hook_connections_kept: 32,
             proxies: Proxies::default(),
+            file: None,
         }
     }
 }
@@ -167,7 +179,8 @@ impl Config {
             Some(file) => {
                 let text = std::fs::read_to_string(file)
                     .map_err(|error| ConfigError::file(file, "cannot be read", error.to_string()))?;
-                let (config, notes) = Self::parse(file, &text)?;
+                let (mut config, notes) = Self::parse(file, &text)?;
+                config.file = Some(file.to_owned());
                 Self::checked(config, notes, overrides)
             }
         }
@@ -220,11 +233,23 @@ impl Config {
         self.orchestrator.seating.shards = shards;
     }
 
-    /// Reads every blocklist again. What cannot be read is told beside the others, which hold.
+    /// Reads every blocklist again, also those that the file names only by now; an app of which it names none any more
+    /// gets an empty one. What cannot be read is told beside the others, which hold; a file that is faulty names what it
+    /// named at the start.
     #[must_use]
     pub fn read_blocklists(&self) -> (Vec<(Name, Blocklist)>, Vec<ConfigError>) {
         let (mut lists, mut faults) = (Vec::new(), Vec::new());
-        for (app, file) in &self.blocklist_files {
+        let mut files = self.blocklist_files.clone();
+        match self.file.as_deref().map(Self::blocklist_files_of) {
+            Some(Ok(now)) => {
+                let gone = files.iter().filter(|(app, _)| now.iter().all(|(other, _)| other != app));
+                lists.extend(gone.filter_map(|(app, _)| Some((app.clone(), Blocklist::new("", 0).ok()?))));
+                files = now;
+            }
+            Some(Err(fault)) => faults.push(fault),
+            None => {}
+        }
+        for (app, file) in &files {
             match apps::blocklist(file, self.shard.patterns_max) {
                 Ok(list) => lists.push((app.clone(), list)),
                 Err(why) => {
@@ -233,6 +258,13 @@ impl Config {
             }
         }
         (lists, faults)
+    }
+
+    fn blocklist_files_of(file: &Path) -> Result<Vec<(Name, PathBuf)>, ConfigError> {
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| ConfigError::file(file, "cannot be read", error.to_string()))?;
+        let (config, mut notes) = Self::parse(file, &text)?;
+        notes.result().map(|()| config.blocklist_files)
     }
 
     /// The tenants to start with: those of the configuration, or the demo app, whose keys are made in `data_dir` at the

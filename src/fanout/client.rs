@@ -327,10 +327,12 @@ pub struct Rates {
     pub statuses: u8,
     /// Custom events in it.
     pub custom: u8,
-    /// The minute that `bad` is of.
+    /// The minute that the counts below are of.
     pub minute: u64,
     /// Bad commands in it.
     pub bad: u8,
+    /// Commands in it that came sooner than their rate allows.
+    pub over_rate: u16,
 }
 
 impl Rates {
@@ -338,6 +340,13 @@ impl Rates {
     pub fn begin_second(&mut self, second: u64) {
         if self.second != second {
             (self.second, self.typing, self.custom, self.statuses) = (second, 0, 0, 0);
+        }
+    }
+
+    /// Counts of another minute than `minute` mean nothing any more.
+    pub fn begin_minute(&mut self, minute: u64) {
+        if self.minute != minute {
+            (self.minute, self.bad, self.over_rate) = (minute, 0, 0);
         }
     }
 }

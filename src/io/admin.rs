@@ -14,7 +14,9 @@ use glommio::timer::Timer;
 use glommio::{TaskQueueHandle, spawn_local_into};
 
 use super::descriptors;
+use super::hooks::Hooks;
 use super::life::Life;
+use super::watchdog::name_of;
 use super::web_server::{WebOptions, WholeRequest, serve};
 use crate::metrics;
 use crate::orchestrator::Orchestrator;
@@ -33,6 +35,7 @@ pub async fn run(
     listener: OwnedFd,
     orchestrator: Rc<RefCell<Orchestrator>>,
     life: Arc<Life>,
+    hooks: Rc<Hooks>,
     web: WebOptions,
     queue: TaskQueueHandle,
     reserve: usize,
@@ -42,8 +45,8 @@ pub async fn run(
     loop {
         match listener.accept().await {
             Ok(stream) => {
-                let (orchestrator, life) = (Rc::clone(&orchestrator), Arc::clone(&life));
-                let handler = move |request: WholeRequest| answer(&request, &orchestrator, &life);
+                let (orchestrator, life, hooks) = (Rc::clone(&orchestrator), Arc::clone(&life), Rc::clone(&hooks));
+                let handler = move |request: WholeRequest| answer(&request, &orchestrator, &life, &hooks);
                 let connection = async move {
                     // Nobody is upgraded here: what asks for it is closed.
                     drop(serve(stream, Vec::new(), web, handler).await);
@@ -72,6 +75,7 @@ fn answer(
     request: &WholeRequest,
     orchestrator: &Rc<RefCell<Orchestrator>>,
     life: &Arc<Life>,
+    hooks: &Hooks,
 ) -> impl Future<Output = ApiAnswer> + use<> {
     let get = request.head.method == hyper::Method::GET;
     let answer = match request.head.uri.path() {
@@ -79,7 +83,9 @@ fn answer(
         "/readyz" if get => ready(&orchestrator.borrow(), life),
         "/metrics" if get => {
             let orchestrator = orchestrator.borrow();
-            text(200, metrics::render::render(orchestrator.reports(), &orchestrator.own_metrics()))
+            let mut own = orchestrator.own_metrics();
+            own.of_apps.extend(hooks.gauges());
+            text(200, metrics::render::render(orchestrator.reports(), &own))
         }
         "/healthz" | "/readyz" | "/metrics" => {
             Problem::new(405, "method", "use GET").with_header("allow", "GET").into()
@@ -92,6 +98,9 @@ fn answer(
 fn ready(orchestrator: &Orchestrator, life: &Life) -> ApiAnswer {
     if !life.is_ready() {
         return text(503, "not ready: starting or draining\n".to_owned());
+    }
+    if let Some(core) = life.stalled() {
+        return text(503, format!("not ready: {} takes no turns\n", name_of(core, life.shards())));
     }
     let shards = orchestrator.reports().iter().flatten().flat_map(|report| report.gauges.iter());
     let full = orchestrator

@@ -1,7 +1,8 @@
 //! The store's threads: one commits, one reads pages, both pinned to the orchestrator's core.
 //!
 //! Batches and questions flow in over bounded channels, results flow back as [`StoreNews`]. Always true: a commit may
-//! take 50 ms on a busy disk and nobody waits for it but those whose messages it carries.
+//! take 50 ms on a busy disk and nobody waits for it but those whose messages it carries; and a disk that takes nothing
+//! is told of once, and once when it does again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +43,8 @@ enum What {
 pub struct Committer {
     jobs: Option<SyncSender<Job>>,
     reads: Option<SyncSender<Read>>,
-    threads: Vec<JoinHandle<()>>,
+    writer: Option<JoinHandle<()>>,
+    reader: Option<JoinHandle<()>>,
     news: Sender<StoreNews>,
     /// Nobody takes news out any more.
     ended: Arc<AtomicBool>,
@@ -66,7 +68,7 @@ impl Committer {
         let ended = Arc::new(AtomicBool::new(false));
         let commit_news = News { door: news.clone(), ended: Arc::clone(&ended) };
         let read_news = News { door: news.clone(), ended: Arc::clone(&ended) };
-        let committer = Builder::new().name("committer".into()).spawn(move || {
+        let writer = Builder::new().name("committer".into()).spawn(move || {
             pin_to(cpu);
             commit_all(store, &job_receiver, &commit_news);
         })?;
@@ -74,7 +76,8 @@ impl Committer {
             pin_to(cpu);
             read_all(pages, &read_receiver, &read_news);
         })?;
-        Ok(Self { jobs: Some(jobs), reads: Some(reads), threads: vec![committer, reader], news, ended })
+        let (writer, reader) = (Some(writer), Some(reader));
+        Ok(Self { jobs: Some(jobs), reads: Some(reads), writer, reader, news, ended })
     }
 
     /// Commits a batch; the result comes as news.
@@ -132,21 +135,23 @@ impl Committer {
     /// Ends both threads after what they have; the database is closed when this returns.
     pub fn stop(&mut self) {
         self.ended.store(true, Ordering::Release);
-        self.jobs = None;
+        // The reader goes first: only the last connection moves the log into the database, and only the writer may.
         self.reads = None;
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        let _ = self.reader.take().map(JoinHandle::join);
+        self.jobs = None;
+        let _ = self.writer.take().map(JoinHandle::join);
     }
 }
 
 fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &News) {
+    let mut health = Health::default();
     while let Ok(job) = jobs.recv() {
         match job {
             Job::Commit(batch, now_wall_ms) => {
                 let result = store.commit(now_wall_ms, batch.events());
                 // The orchestrator takes the events back without a copy if nobody else holds them.
                 drop(batch);
+                health.learn(&result);
                 news.tell(StoreNews::Committed(result));
             }
             Job::SaveBan(number, ban, lift) => {
@@ -155,18 +160,38 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &News) {
                 } else {
                     store.ban_set(&ban)
                 };
+                health.learn(&result);
                 news.tell(StoreNews::BanSaved(number, result));
             }
             Job::Chore(chore) => news.tell(StoreNews::Chore(chore.work(&mut store))),
-            Job::SaveRooms(changes) => {
-                if let Err(error) = store.rooms_save(&changes) {
-                    eprintln!("ringcast: rooms were not written down: {error}");
-                }
-            }
+            // Nobody waits for it: the next change of these rooms writes them again.
+            Job::SaveRooms(changes) => health.learn(&store.rooms_save(&changes)),
         }
     }
     if let Err(error) = store.close() {
         eprintln!("ringcast: closing the database: {error}");
+    }
+}
+
+/// Whether the store takes writes, as far as the log knows.
+#[derive(Debug, Default)]
+struct Health {
+    fails: bool,
+}
+
+impl Health {
+    fn learn<T>(&mut self, result: &Result<T, StoreError>) {
+        match result {
+            Err(error) if !self.fails => {
+                self.fails = true;
+                eprintln!("ringcast: the store takes nothing, and nothing is acknowledged until it does: {error}");
+            }
+            Ok(_) if self.fails => {
+                self.fails = false;
+                eprintln!("ringcast: the store takes writes again");
+            }
+            _ => {}
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Questions flow in, verdicts flow out through [`Hooks::take`], and the loop's bell is rung for each. Always true: a
 //! question has exactly one outcome, within the app's longest wait; nothing is looked up, and nothing waits but the
-//! task; and connections that were of use are kept, a bounded number of them.
+//! task; and connections that were of use are kept, a bounded number for each app.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -28,39 +28,53 @@ use super::descriptors;
 use super::socket;
 use super::wait::LocalBell;
 use crate::admission::HookOptions;
-use crate::base::AppId;
+use crate::base::{AppId, Gauge, Name};
 use crate::wire::hook::{ANSWER_BYTES_MAX, HookUrl, Verdict, verdict};
-
-/// Connections of one app that are kept for the next question.
-const KEPT_MAX: usize = 32;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// All hooks of a node.
 pub struct Hooks {
     targets: Vec<Option<Target>>,
+    kept_max: usize,
     verdicts: RefCell<VecDeque<(u64, Verdict)>>,
-    bell: Rc<LocalBell>,
+    bell: LocalBell,
     queue: TaskQueueHandle,
 }
 
 struct Target {
+    app: Name,
     url: HookUrl,
     wait_max: Duration,
     kept: RefCell<Vec<Line>>,
 }
 
 impl Hooks {
-    /// The hooks of the apps, by their place in the configuration.
+    /// The hooks of the apps, by their place in the configuration. Of the connections of each, `kept_max` are kept for the
+    /// next question.
     #[must_use]
-    pub fn new(apps: Vec<Option<HookOptions>>, bell: Rc<LocalBell>, queue: TaskQueueHandle) -> Rc<Self> {
-        let target = |hook: HookOptions| Target {
-            url: hook.url,
-            wait_max: Duration::from_millis(u64::from(hook.late_ms)),
-            kept: RefCell::default(),
+    pub fn new(apps: Vec<(Name, Option<HookOptions>)>, kept_max: usize, queue: TaskQueueHandle) -> Rc<Self> {
+        let target = |(app, hook): (Name, Option<HookOptions>)| {
+            let hook = hook?;
+            let wait_max = Duration::from_millis(u64::from(hook.late_ms));
+            Some(Target { app, url: hook.url, wait_max, kept: RefCell::default() })
         };
-        let targets = apps.into_iter().map(|hook| hook.map(target)).collect();
-        Rc::new(Self { targets, verdicts: RefCell::default(), bell, queue })
+        let targets = apps.into_iter().map(target).collect();
+        Rc::new(Self { targets, kept_max, verdicts: RefCell::default(), bell: LocalBell::default(), queue })
+    }
+
+    /// What is rung for each verdict.
+    #[must_use]
+    pub fn bell(&self) -> &LocalBell {
+        &self.bell
+    }
+
+    /// Connections that are kept, of each app with a hook.
+    #[must_use]
+    pub fn gauges(&self) -> Vec<(&'static str, Name, Gauge)> {
+        let gauge = |target: &Target| Gauge::new(target.kept.borrow().len() as u64, self.kept_max as u64);
+        let targets = self.targets.iter().flatten();
+        targets.map(|target| ("app_hook_connections", target.app.clone(), gauge(target))).collect()
     }
 
     /// Asks; the verdict comes by [`Hooks::take`].
@@ -94,7 +108,9 @@ impl Hooks {
 
     async fn verdict_of(&self, app: AppId, body: Bytes) -> Verdict {
         let Some(Some(target)) = self.targets.get(usize::from(app.0)) else { return Verdict::None };
-        let asked = async { target.ask(body).await.map_or(Verdict::None, |(status, body)| verdict(status, &body)) };
+        let asked = async {
+            target.ask(body, self.kept_max).await.map_or(Verdict::None, |(status, body)| verdict(status, &body))
+        };
         let silent = async {
             Timer::new(target.wait_max).await;
             Verdict::None
@@ -104,24 +120,24 @@ impl Hooks {
 }
 
 impl Target {
-    async fn ask(&self, body: Bytes) -> Result<(u16, Bytes), Error> {
+    async fn ask(&self, body: Bytes, kept_max: usize) -> Result<(u16, Bytes), Error> {
         // A connection that was kept may have been closed at the other end meanwhile: then there is a new one.
         let kept = self.kept.borrow_mut().pop();
         if let Some(mut line) = kept
             && let Ok(answer) = line.post(&self.url, body.clone()).await
         {
-            self.keep(line);
+            self.keep(line, kept_max);
             return Ok(answer);
         }
         let mut line = Line::open(self.url.address).await?;
         let answer = line.post(&self.url, body).await?;
-        self.keep(line);
+        self.keep(line, kept_max);
         Ok(answer)
     }
 
-    fn keep(&self, line: Line) {
+    fn keep(&self, line: Line, kept_max: usize) {
         let mut kept = self.kept.borrow_mut();
-        if kept.len() < KEPT_MAX {
+        if kept.len() < kept_max {
             kept.push(line);
         }
     }

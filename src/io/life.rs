@@ -1,8 +1,12 @@
 //! What the cores know of the node's life: whether it is ready, whether it drains, whether it stops.
 //!
-//! Flags flow both ways. Always true: each flag has one writer and is only ever raised, but `ready`, which falls once.
+//! Flags flow both ways. Always true: each flag has one writer and is only ever raised, but `ready`, which falls once, and
+//! those that say how the node fares at the moment: which core stalls, and whether its memory is at its bound.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// No core stalls.
+const NONE: usize = usize::MAX;
 
 /// The flags of one node.
 #[derive(Debug)]
@@ -11,6 +15,8 @@ pub struct Life {
     stopping: AtomicBool,
     drained: Vec<AtomicBool>,
     beats: Vec<AtomicU64>,
+    stalled: AtomicUsize,
+    memory_full: AtomicBool,
 }
 
 impl Life {
@@ -22,6 +28,8 @@ impl Life {
             stopping: AtomicBool::new(false),
             drained: (0..shards).map(|_| AtomicBool::new(false)).collect(),
             beats: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
+            stalled: AtomicUsize::new(NONE),
+            memory_full: AtomicBool::new(false),
         }
     }
 
@@ -63,10 +71,36 @@ impl Life {
         self.beats[core].store(mono_ms, Ordering::Relaxed);
     }
 
-    /// The core that was silent for longest, and the time of its last beat.
+    /// The last beat of each core, in their order; 0 if it has not begun.
+    pub fn beats(&self) -> impl Iterator<Item = u64> + '_ {
+        self.beats.iter().map(|beat| beat.load(Ordering::Relaxed))
+    }
+
+    /// How many shards there are.
     #[must_use]
-    pub fn oldest_beat(&self) -> (usize, u64) {
-        let beats = self.beats.iter().map(|beat| beat.load(Ordering::Relaxed)).enumerate();
-        beats.min_by_key(|(_, at)| *at).unwrap_or((0, 0))
+    pub fn shards(&self) -> usize {
+        self.drained.len()
+    }
+
+    /// This core has stalled, or none has.
+    pub fn set_stalled(&self, core: Option<usize>) {
+        self.stalled.store(core.unwrap_or(NONE), Ordering::Release);
+    }
+
+    /// A core that has stalled.
+    #[must_use]
+    pub fn stalled(&self) -> Option<usize> {
+        Some(self.stalled.load(Ordering::Acquire)).filter(|&core| core != NONE)
+    }
+
+    /// The process uses as much memory as it may, or does not any more.
+    pub fn set_memory_full(&self, full: bool) {
+        self.memory_full.store(full, Ordering::Relaxed);
+    }
+
+    /// Nobody more may come in, for want of memory.
+    #[must_use]
+    pub fn is_memory_full(&self) -> bool {
+        self.memory_full.load(Ordering::Relaxed)
     }
 }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "limits and affinity have no safe interface in the standard library")]
 
 use std::mem;
+use std::time::Duration;
 
 /// The CPUs that this process may run on: its affinity mask, within its cpuset.
 #[must_use]
@@ -89,6 +90,27 @@ pub fn notify_ready() {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
 }
 
+/// How often a service manager wants to be told that all is well; `None` if it does not.
+#[must_use]
+pub fn keep_alive() -> Option<Duration> {
+    sd_notify::watchdog_enabled()
+}
+
+/// Tells the service manager that all is well.
+pub fn notify_alive() {
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+}
+
+/// The resident memory of this process, in bytes; 0 if the kernel does not say.
+#[must_use]
+pub fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    // SAFETY: the call takes a number and touches no memory of ours.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    pages * u64::try_from(page_bytes).unwrap_or(4_096)
+}
+
 /// Tells the service manager that the node goes away.
 pub fn notify_stopping() {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
@@ -103,5 +125,6 @@ mod tests {
         assert!(!cpus().is_empty());
         assert!(nofile().0 > 0 && raise_nofile() == nofile().1);
         assert!(memlock_bytes() > 0);
+        assert!((1 << 20..1 << 40).contains(&resident_bytes()));
     }
 }

@@ -23,4 +23,5 @@ pub mod shard_core;
 pub mod signal;
 pub mod socket;
 pub mod wait;
+pub mod watchdog;
 pub mod web_server;

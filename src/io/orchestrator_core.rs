@@ -14,15 +14,13 @@ use glommio::yield_if_needed;
 
 use super::clock::Clock;
 use super::committer::Committer;
-use super::executor::http_queue;
 use super::handoff::{OrchestratorInbox, ShardDoors, StoreNews};
 use super::hooks::Hooks;
 use super::life::Life;
 use super::machine;
 use super::signal::EndAsked;
-use super::wait::{LocalBell, sleep_until_work};
-use crate::admission::HookOptions;
-use crate::base::{Now, ShardId};
+use super::wait::sleep_until_work;
+use crate::base::{Gauge, Now, ShardId};
 use crate::bus::has_credit;
 use crate::orchestrator::{Action, Orchestrator};
 use crate::post::letters::ToShard;
@@ -45,8 +43,8 @@ pub struct OrchestratorCoreParts {
     pub shards: Vec<ShardDoors>,
     /// The store's threads.
     pub committer: Committer,
-    /// The judge of each app, by its place in the configuration.
-    pub hooks: Vec<Option<HookOptions>>,
+    /// The judges of the apps.
+    pub hooks: Rc<Hooks>,
     /// The node's clock.
     pub clock: Clock,
     /// The node's life.
@@ -55,12 +53,12 @@ pub struct OrchestratorCoreParts {
     pub end_asked: Arc<EndAsked>,
     /// The drain period, in milliseconds.
     pub drain_ms: u32,
+    /// Resident memory at which nobody more is let in, in MiB; 0 is no bound.
+    pub memory_mib_max: u32,
 }
 
 struct Core {
     parts: OrchestratorCoreParts,
-    bell: Rc<LocalBell>,
-    hooks: Rc<Hooks>,
     /// Answers and events whose mailbox was full. Both have their credits, so this is bounded by them; that it is ever
     /// used means that a limit was set too low.
     late: VecDeque<Late>,
@@ -74,11 +72,9 @@ enum Late {
 }
 
 /// Runs the orchestrator's core until the node has ended.
-pub async fn run(mut parts: OrchestratorCoreParts) {
+pub async fn run(parts: OrchestratorCoreParts) {
     let rung = vec![false; parts.shards.len()];
-    let bell = Rc::new(LocalBell::default());
-    let hooks = Hooks::new(std::mem::take(&mut parts.hooks), Rc::clone(&bell), http_queue());
-    let mut core = Core { parts, bell, hooks, late: VecDeque::new(), rung, end_by_ms: None };
+    let mut core = Core { parts, late: VecDeque::new(), rung, end_by_ms: None };
     core.run_loop().await;
     core.parts.committer.stop();
 }
@@ -123,9 +119,9 @@ impl Core {
         }
         let (inbox, end_asked) = (&self.parts.inbox, &self.parts.end_asked);
         let ending = self.end_by_ms.is_some();
-        let hooks = &self.hooks;
+        let hooks = &self.parts.hooks;
         let look = || !inbox.is_empty() || !hooks.is_empty() || (!ending && end_asked.get());
-        sleep_until_work(&inbox.door, &self.bell, Some(timeout), look).await;
+        sleep_until_work(&inbox.door, hooks.bell(), Some(timeout), look).await;
     }
 
     fn take_letters(&mut self, now: Now) -> bool {
@@ -150,7 +146,7 @@ impl Core {
                 orchestrator.on_report(now, report);
             }
         }
-        while let Some((number, verdict)) = self.hooks.take() {
+        while let Some((number, verdict)) = self.parts.hooks.take() {
             orchestrator.on_verdict(now, number, verdict);
         }
         let mut taken = 0;
@@ -176,6 +172,11 @@ impl Core {
         if orchestrator.next_alarm_ms() <= now.mono_ms() {
             orchestrator.on_alarm(now);
             machine::give_back_memory();
+            if self.parts.memory_mib_max > 0 {
+                let memory = Gauge::new(machine::resident_bytes() >> 20, self.parts.memory_mib_max.into());
+                self.parts.life.set_memory_full(memory.is_full());
+                orchestrator.set_memory(memory);
+            }
         }
     }
 
@@ -203,7 +204,7 @@ impl Core {
                 Some(Action::Find { read, key, id }) => self.parts.committer.find(read, key, id),
                 Some(Action::SaveBan { number, ban, lift }) => self.parts.committer.save_ban(number, ban, lift),
                 Some(Action::Chore(chore)) => self.parts.committer.chore(chore),
-                Some(Action::AskHook { number, app, body }) => self.hooks.ask(number, app, body),
+                Some(Action::AskHook { number, app, body }) => self.parts.hooks.ask(number, app, body),
                 Some(Action::SaveRooms(changes)) => self.parts.committer.save_rooms(changes),
             }
         }

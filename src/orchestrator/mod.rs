@@ -188,7 +188,10 @@ pub struct Orchestrator {
     actions: VecDeque<Action>,
     lost_before_fanout: u64,
     pages_read: u64,
+    commits_failed: u64,
     tick_at_ms: u64,
+    /// What the process uses of its bound, if it has one.
+    memory: Gauge,
     draining: bool,
 }
 
@@ -228,7 +231,9 @@ impl Orchestrator {
             actions: VecDeque::new(),
             lost_before_fanout: 0,
             pages_read: 0,
+            commits_failed: 0,
             tick_at_ms: now.mono_ms() + report::TICK_MS,
+            memory: Gauge::default(),
             draining: false,
             options,
         }
@@ -299,6 +304,11 @@ impl Orchestrator {
         self.lost_before_fanout += 1;
     }
 
+    /// What the process uses of its bound, in MiB.
+    pub fn set_memory(&mut self, memory: Gauge) {
+        self.memory = memory;
+    }
+
     /// Nothing that was taken waits for the store any more.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
@@ -340,6 +350,7 @@ impl Orchestrator {
             ("gatherings", self.gatherings.gauge()),
         ];
         gauges.extend(self.limits.gauges());
+        gauges.extend((self.memory.limit > 0).then_some(("memory_mib", self.memory)));
         gauges
     }
 
@@ -347,11 +358,15 @@ impl Orchestrator {
     #[must_use]
     pub fn own_metrics(&self) -> Own {
         let [asked, unjudged, retracted] = self.hooks.counts();
+        let [rung, given_up] = self.alarm_counts();
         Own {
             gauges: self.gauges(),
             of_apps: self.app_gauges(),
             counters: vec![
                 ("pages_read", "Pages of stored events that shards asked the store for", self.pages_read),
+                ("commits_failed", "Batches of messages that the store did not take", self.commits_failed),
+                ("alarms_rung", "Alarms whose event was published", rung),
+                ("alarms_given_up", "Alarms that were cleared although nobody may have been told", given_up),
                 ("hook_asked", "Messages that a hook was asked about", asked),
                 ("hook_unjudged", "Messages that got no verdict within their budget", unjudged),
                 ("hook_retracted", "Messages retracted for a verdict behind their budget", retracted),

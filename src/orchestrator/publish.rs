@@ -118,6 +118,7 @@ impl Orchestrator {
 
     /// The batch that was under way is durable, or is not.
     pub fn on_committed(&mut self, now: Now, result: Result<Vec<Appended>, StoreError>) {
+        self.commits_failed += u64::from(result.is_err());
         for (event, tag, result) in self.group.on_committed(result) {
             let PostTag { waits, sequel, app, topic, bytes, slowed } = tag;
             self.quotas.dequeue(app, bytes);
@@ -345,6 +346,38 @@ mod tests {
             }
         }
         (answers, waiting)
+    }
+
+    #[test]
+    fn a_wall_clock_that_steps_back_moves_no_number_and_makes_no_id_twice() {
+        let mut node = Orchestrator::new(
+            OrchestratorOptions::default(),
+            TopicHasher::new(1),
+            [],
+            [],
+            Now { mono_us: 1_000_000, wall_ms: 5_000_000 },
+        );
+        let mut store = Memory::new(1);
+        let mut posted: Vec<Posted> = Vec::new();
+        for (at, wall_ms) in [5_000_000, 5_000_001, 1_000, 1_000, 0, 9_000_000].into_iter().enumerate() {
+            let now = Now { mono_us: 1_000_000 + at as u64, wall_ms };
+            node.on_letter(now, letter(0, at as u64 + 1, 1));
+            while let Some(action) = node.poll_action(now) {
+                match action {
+                    Action::Commit(batch) => {
+                        let result = store.commit(wall_ms, batch.events());
+                        drop(batch);
+                        node.on_committed(now, result);
+                    }
+                    Action::Answer { letter: ToShard::PostAnswer { answer, .. }, .. } => posted.push(answer.unwrap()),
+                    _ => {}
+                }
+            }
+            assert_eq!(posted.last().map(|posted| posted.created_at_ms), Some(wall_ms));
+        }
+        assert!(posted.iter().map(|posted| posted.seq).eq(1..=6));
+        let ids: std::collections::BTreeSet<Ulid> = posted.iter().map(|posted| posted.id).collect();
+        assert_eq!(ids.len(), 6);
     }
 
     #[test]

@@ -76,6 +76,10 @@ impl Shard {
         if self.asks_are_full() {
             return Err(Problem::new(503, "busy", "too many requests wait on this core").retry_after(1));
         }
+        if self.memory_full {
+            let detail = "this node uses as much memory as it may (limits.memory_mib_max)";
+            return Err(Problem::new(503, "memory_full", detail).retry_after(5));
+        }
         if self.clients >= self.options.clients_max {
             let detail = format!("this core holds its {} connections", self.options.clients_max);
             return Err(Problem::new(503, "connections_full", detail).retry_after(5));

@@ -87,6 +87,8 @@ pub struct ShardOptions {
     pub report_ms: u32,
     /// Requests of one address.
     pub address_rate: RateOptions,
+    /// Commands of one connection in a minute that may be refused for their rate; one more and it is closed.
+    pub over_rate_max: u16,
     /// What clients send.
     pub socket: SocketLimits,
     /// The subscription index.
@@ -120,6 +122,7 @@ impl Default for ShardOptions {
             linger_ms: 2_000,
             report_ms: 5_000,
             address_rate: RateOptions { requests_max: 600, window_s: 60, keys_max: 100_000 },
+            over_rate_max: 300,
             socket: SocketLimits::default(),
             index: IndexOptions::default(),
             patterns_max: 10_000,
@@ -254,6 +257,7 @@ pub struct Shard {
     address_rate: FixedWindow<AddressKey>,
     draining: Option<drain::Plan>,
     busy_outside: bool,
+    memory_full: bool,
     account: Account,
     stages: Stages,
     due: Vec<u32>,
@@ -294,6 +298,7 @@ impl Shard {
             report_at_ms: None,
             draining: None,
             busy_outside: false,
+            memory_full: false,
             account: Account::default(),
             stages: Stages::default(),
             due: Vec::new(),
@@ -308,6 +313,11 @@ impl Shard {
     /// The orchestrator's mailbox is full, or is not any more: meanwhile joins and posts are refused with 503.
     pub fn set_busy_outside(&mut self, busy: bool) {
         self.busy_outside = busy;
+    }
+
+    /// The process uses as much memory as it may, or does not any more: meanwhile nobody comes in.
+    pub fn set_memory_full(&mut self, full: bool) {
+        self.memory_full = full;
     }
 
     /// Lists of texts that are not allowed were read again.

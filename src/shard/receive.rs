@@ -1,7 +1,8 @@
 //! Flow 3, commands: bytes of a client become answers, asks and events.
 //!
 //! Always true: all answers to one read leave together, in the order of what they answer; what a client may not do is
-//! answered and counted, and more than 20 bad commands a minute end the connection.
+//! answered and counted, and more than 20 bad commands a minute end the connection, as do more that came too soon than
+//! are borne.
 
 use super::deliver::entry;
 use super::join::{no_right, show_conn};
@@ -81,10 +82,9 @@ impl Shard {
                     answers.extend(self.bad_command(now, id, None, "malformed", message));
                 }
             }
-            let rates = self.client(id).and_then(|client| client.rates.as_ref());
-            if rates.is_some_and(|rates| rates.bad > BAD_COMMANDS_MAX) {
+            if let Some(closing) = self.is_unbearable(id) {
                 // What it said behind this counts no more, and its Close is not answered but forestalled.
-                fed = Fed::Failed(Closing::BadInput);
+                fed = Fed::Failed(closing);
                 taken = control.len();
                 break;
             }
@@ -157,7 +157,32 @@ impl Shard {
         match outcome {
             Ok(Some(frame)) => answers.extend(frame),
             Ok(None) => {}
-            Err(problem) => answers.extend(reply::error(command_id, problem.code, &problem.detail)),
+            Err(problem) => {
+                self.count_over_rate(now, id, &problem);
+                answers.extend(reply::error(command_id, problem.code, &problem.detail));
+            }
+        }
+    }
+
+    /// What its commands of this minute have come to, if that is more than is borne.
+    fn is_unbearable(&self, id: ClientId) -> Option<Closing> {
+        let rates = self.client(id)?.rates.as_ref()?;
+        if rates.bad > BAD_COMMANDS_MAX {
+            Some(Closing::BadInput)
+        } else {
+            (rates.over_rate > self.options.over_rate_max).then_some(Closing::OverRate)
+        }
+    }
+
+    /// Counts a command that came sooner than its author may send it. What others of the channel or the app have used
+    /// up is not held against it.
+    fn count_over_rate(&mut self, now: Now, id: ClientId, problem: &Problem) {
+        if matches!(problem.code, "over_rate" | "user_over_rate" | "slow_mode")
+            && let Some(client) = self.client_mut(id)
+        {
+            let rates = client.rates.get_or_insert_default();
+            rates.begin_minute(now.mono_s() / 60);
+            rates.over_rate = rates.over_rate.saturating_add(1);
         }
     }
 
@@ -255,12 +280,9 @@ impl Shard {
     /// Counts a bad command and answers it.
     fn bad_command(&mut self, now: Now, id: ClientId, command_id: Option<&str>, code: &str, message: &str) -> Vec<u8> {
         self.stages.bad_commands += 1;
-        let minute = now.mono_s() / 60;
         let Some(client) = self.client_mut(id) else { return Vec::new() };
         let rates = client.rates.get_or_insert_default();
-        if rates.minute != minute {
-            (rates.minute, rates.bad) = (minute, 0);
-        }
+        rates.begin_minute(now.mono_s() / 60);
         rates.bad = rates.bad.saturating_add(1);
         reply::error(command_id, code, message)
     }
@@ -291,9 +313,15 @@ impl Shard {
                         posted.created_at_ms,
                         client_id.as_deref(),
                     ),
-                    Err(problem) => reply::error(id.as_deref(), problem.code, &problem.detail),
+                    Err(problem) => {
+                        self.count_over_rate(now, client, &problem);
+                        reply::error(id.as_deref(), problem.code, &problem.detail)
+                    }
                 };
                 self.reply(now, client, frame);
+                if let Some(closing) = self.is_unbearable(client) {
+                    self.close(now, client, closing);
+                }
             }
             Some(Pending::Request(waiting)) => self.on_request_posted(ticket, &waiting, answer),
             _ => {}

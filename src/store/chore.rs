@@ -3,11 +3,8 @@
 //! A [`Chore`] flows in, a [`ChoreDone`] flows out; whoever owns the store only carries them. Always true: every chore is
 //! answered once, by [`Chore::work`] or by [`Chore::refused`]; and it is short, for commits wait behind it.
 
-use super::{Alarm, Retained, Retention, Store, StoreError};
+use super::{Alarm, AlarmVersion, Retained, Retention, Store, StoreError};
 use crate::base::ChannelKey;
-
-/// One setting of a slot.
-pub type AlarmVersion = (ChannelKey, u64);
 
 /// Something to be done in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,14 +76,14 @@ pub enum ChoreDone {
     AlarmsRung {
         /// The alarms that are marked, as they were before: `tries` says how often they were marked earlier.
         rung: Vec<Alarm>,
-        /// Why there are no more of them.
+        /// Why there are none, if it failed.
         result: Result<(), StoreError>,
         /// What is due then.
         next: NextDue,
     },
     /// Of [`Chore::FinishAlarms`].
     AlarmsFinished {
-        /// Those whose slots could not be cleared.
+        /// Those whose slots could not be cleared: all or none.
         left: Vec<AlarmVersion>,
         /// Why.
         result: Result<(), StoreError>,
@@ -119,29 +116,13 @@ impl Chore {
                 let result = store.alarm_clear(&key).map(drop);
                 ChoreDone::AlarmChanged { number, result, next: store.alarm_next() }
             }
-            Self::RingAlarms { now_wall_ms, limit } => {
-                let mut rung = Vec::new();
-                let result = store.alarms(now_wall_ms, limit).and_then(|due| {
-                    for alarm in due {
-                        let next_try_ms = now_wall_ms.saturating_add(retry_after_ms(alarm.tries));
-                        if store.alarm_retry(&alarm.key, alarm.version, next_try_ms)? {
-                            rung.push(alarm);
-                        }
-                    }
-                    Ok(())
-                });
-                ChoreDone::AlarmsRung { rung, result, next: store.alarm_next() }
-            }
+            Self::RingAlarms { now_wall_ms, limit } => match ring(store, now_wall_ms, limit) {
+                Ok(rung) => ChoreDone::AlarmsRung { rung, result: Ok(()), next: store.alarm_next() },
+                Err(error) => ChoreDone::AlarmsRung { rung: Vec::new(), result: Err(error), next: store.alarm_next() },
+            },
             Self::FinishAlarms(alarms) => {
-                let mut left = alarms;
-                let mut result = Ok(());
-                while let Some((key, version)) = left.last() {
-                    result = store.alarm_done(key, *version).map(drop);
-                    if result.is_err() {
-                        break;
-                    }
-                    left.pop();
-                }
+                let result = store.alarms_done(&alarms).map(drop);
+                let left = if result.is_ok() { Vec::new() } else { alarms };
                 ChoreDone::AlarmsFinished { left, result, next: store.alarm_next() }
             }
             Self::Retain(ask) => ChoreDone::Retained(store.retain(&ask)),
@@ -166,6 +147,18 @@ impl Chore {
             Self::Tidy => ChoreDone::Tidied(Err(error)),
         }
     }
+}
+
+/// Marks what is due; gives the alarms as they were before.
+fn ring(store: &mut impl Store, now_wall_ms: u64, limit: u32) -> Result<Vec<Alarm>, StoreError> {
+    let due = store.alarms(now_wall_ms, limit)?;
+    if due.is_empty() {
+        return Ok(due);
+    }
+    let next_try_ms = |alarm: &Alarm| now_wall_ms.saturating_add(retry_after_ms(alarm.tries));
+    let marks: Vec<_> = due.iter().map(|alarm| ((alarm.key.clone(), alarm.version), next_try_ms(alarm))).collect();
+    let marked = store.alarms_retry(&marks)?;
+    Ok(due.into_iter().zip(marked).filter_map(|(alarm, marked)| marked.then_some(alarm)).collect())
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 
 use super::event::{Epochs, wipes};
 use super::{
-    Alarm, Appended, Ban, IDEMPOTENCY_KEPT_MS, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk, Pages, Position, Retained,
-    Retention, RoomRow, Store, StoreError, StoredEvent,
+    Alarm, AlarmVersion, Appended, Ban, IDEMPOTENCY_KEPT_MS, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk, Pages, Position,
+    Retained, Retention, RoomRow, Store, StoreError, StoredEvent,
 };
 use crate::base::{ChannelKey, Name, RoomChange, RoomId, Ulid};
 use std::collections::{BTreeMap, BTreeSet};
@@ -266,19 +266,22 @@ impl Store for Memory {
         Ok(version)
     }
 
-    fn alarm_retry(&mut self, key: &ChannelKey, version: u64, due_ms: u64) -> Result<bool, StoreError> {
+    fn alarms_retry(&mut self, alarms: &[(AlarmVersion, u64)]) -> Result<Vec<bool>, StoreError> {
         self.before_write()?;
-        let slot = self.alarms.get_mut(key).filter(|alarm| alarm.version == version);
-        Ok(slot.map(|alarm| (alarm.due_ms, alarm.tries) = (due_ms, alarm.tries.saturating_add(1))).is_some())
+        let mut one = |((key, version), due_ms): &(AlarmVersion, u64)| {
+            let slot = self.alarms.get_mut(key).filter(|alarm| alarm.version == *version);
+            slot.map(|alarm| (alarm.due_ms, alarm.tries) = (*due_ms, alarm.tries.saturating_add(1))).is_some()
+        };
+        Ok(alarms.iter().map(&mut one).collect())
     }
 
-    fn alarm_done(&mut self, key: &ChannelKey, version: u64) -> Result<bool, StoreError> {
+    fn alarms_done(&mut self, alarms: &[AlarmVersion]) -> Result<Vec<bool>, StoreError> {
         self.before_write()?;
-        let holds = self.alarms.get(key).is_some_and(|alarm| alarm.version == version);
-        if holds {
-            self.alarms.remove(key);
-        }
-        Ok(holds)
+        let mut one = |(key, version): &AlarmVersion| {
+            let holds = self.alarms.get(key).is_some_and(|alarm| alarm.version == *version);
+            holds && self.alarms.remove(key).is_some()
+        };
+        Ok(alarms.iter().map(&mut one).collect())
     }
 
     fn alarm_clear(&mut self, key: &ChannelKey) -> Result<bool, StoreError> {

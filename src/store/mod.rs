@@ -15,6 +15,7 @@ pub mod event;
 pub mod group;
 pub mod memory;
 pub mod sqlite;
+pub mod sqlite_backup;
 mod sqlite_commit;
 mod sqlite_rows;
 mod sqlite_schema;
@@ -80,6 +81,9 @@ pub struct Alarm {
     /// Tells this setting of the slot from an earlier or later one; rises with every set.
     pub version: u64,
 }
+
+/// One setting of a channel's slot: whose, and the version.
+pub type AlarmVersion = (ChannelKey, u64);
 
 /// Why the store did not do what was asked. Nothing was changed, unless the variant says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,19 +190,20 @@ pub trait Store: Pages {
     /// Any [`StoreError`]; then the slot is as before.
     fn alarm_set(&mut self, key: &ChannelKey, due_ms: u64, event: &str) -> Result<u64, StoreError>;
 
-    /// Puts a failed alarm off until `due_ms` and counts the try. False if the slot was set anew or cleared meanwhile:
-    /// what came later wins.
+    /// Puts each of these alarms off until its moment, in Unix milliseconds, and counts the try; in one transaction, for a
+    /// sync costs the same for one and for many. Says of each whether it did: not where the slot was set anew or cleared
+    /// meanwhile, for what came later wins.
     ///
     /// # Errors
-    /// Any [`StoreError`]; then the slot is as before.
-    fn alarm_retry(&mut self, key: &ChannelKey, version: u64, due_ms: u64) -> Result<bool, StoreError>;
+    /// Any [`StoreError`]; then every slot is as before.
+    fn alarms_retry(&mut self, alarms: &[(AlarmVersion, u64)]) -> Result<Vec<bool>, StoreError>;
 
-    /// Clears the slot of a channel if it still holds `version`: an alarm that has rung must not take its successor
-    /// away. True if it did.
+    /// Clears each of these slots that still holds its version, in one transaction: an alarm that has rung must not take
+    /// its successor away. Says of each whether it did.
     ///
     /// # Errors
-    /// Any [`StoreError`]; then the slot is as before.
-    fn alarm_done(&mut self, key: &ChannelKey, version: u64) -> Result<bool, StoreError>;
+    /// Any [`StoreError`]; then every slot is as before.
+    fn alarms_done(&mut self, alarms: &[AlarmVersion]) -> Result<Vec<bool>, StoreError>;
 
     /// Clears the slot of a channel, whatever it holds. True if it held something.
     ///

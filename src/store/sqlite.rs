@@ -10,8 +10,8 @@ use super::sqlite_commit::{Commit, honoured_after};
 use super::sqlite_rows::{self, int, key_at, name_at, number_at, sorted};
 use super::sqlite_schema::{Opened, open_reader, open_writer, renew_epochs};
 use super::{
-    Alarm, Appended, Ban, NewEvent, OpenError, Page, PageAsk, Pages, Retained, Retention, RoomRow, Store, StoreError,
-    StoredEvent,
+    Alarm, AlarmVersion, Appended, Ban, NewEvent, OpenError, Page, PageAsk, Pages, Retained, Retention, RoomRow, Store,
+    StoreError, StoredEvent,
 };
 use crate::base::{ChannelKey, Name, RoomChange, RoomId, ShardId, Ulid};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
@@ -253,21 +253,28 @@ impl Store for Sqlite {
         })
     }
 
-    fn alarm_retry(&mut self, key: &ChannelKey, version: u64, due_ms: u64) -> Result<bool, StoreError> {
-        self.write_one(
-            "UPDATE alarms SET due_ms = ?4, tries = min(tries + 1, 4294967295) \
-             WHERE app = ?1 AND channel = ?2 AND version = ?3",
-            params![key.app.as_str(), key.channel.as_str(), int(version), int(due_ms)],
-        )
-        .map(|rows| rows > 0)
+    fn alarms_retry(&mut self, alarms: &[(AlarmVersion, u64)]) -> Result<Vec<bool>, StoreError> {
+        self.write(|transaction| {
+            let mut put_off = transaction.prepare_cached(
+                "UPDATE alarms SET due_ms = ?4, tries = min(tries + 1, 4294967295) \
+                 WHERE app = ?1 AND channel = ?2 AND version = ?3",
+            )?;
+            let one = |((key, version), due_ms): &(AlarmVersion, u64)| {
+                put_off.execute(params![key.app.as_str(), key.channel.as_str(), int(*version), int(*due_ms)])
+            };
+            alarms.iter().map(one).map(|rows| rows.map(|rows| rows > 0)).collect()
+        })
     }
 
-    fn alarm_done(&mut self, key: &ChannelKey, version: u64) -> Result<bool, StoreError> {
-        self.write_one(
-            "DELETE FROM alarms WHERE app = ?1 AND channel = ?2 AND version = ?3",
-            params![key.app.as_str(), key.channel.as_str(), int(version)],
-        )
-        .map(|rows| rows > 0)
+    fn alarms_done(&mut self, alarms: &[AlarmVersion]) -> Result<Vec<bool>, StoreError> {
+        self.write(|transaction| {
+            let mut clear =
+                transaction.prepare_cached("DELETE FROM alarms WHERE app = ?1 AND channel = ?2 AND version = ?3")?;
+            let one = |(key, version): &AlarmVersion| {
+                clear.execute(params![key.app.as_str(), key.channel.as_str(), int(*version)])
+            };
+            alarms.iter().map(one).map(|rows| rows.map(|rows| rows > 0)).collect()
+        })
     }
 
     fn alarm_clear(&mut self, key: &ChannelKey) -> Result<bool, StoreError> {

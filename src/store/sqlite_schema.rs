@@ -6,6 +6,7 @@
 
 use super::event::Epochs;
 use super::sqlite::OpenOptions;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 use std::fmt;
 use std::fs::{File, TryLockError};
@@ -158,8 +159,8 @@ impl fmt::Display for OpenError {
             ),
             Self::Corrupt { path, what } => write!(
                 f,
-                "{} is damaged ({what}); move it aside together with its -wal and -shm files and restore the newest \
-                 backup",
+                "{} is damaged ({what}); move it aside together with its -wal and -shm files, and bring back the newest \
+                 copy with `ringcast restore`",
                 path.display()
             ),
             Self::NotWritable { path, what } => write!(
@@ -233,6 +234,9 @@ pub(super) fn open_writer(path: &Path, options: &OpenOptions) -> Result<Opened, 
         return Err(OpenError::NotWritable { path: path.to_owned(), what: "it opens for reading only".to_owned() });
     }
     set_up(&connection, options).map_err(sorted)?;
+    // A log that lies beside a damaged file is not played into it: both stay as they are for whoever looks into it.
+    let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+    connection.set_db_config(keep_log, true).map_err(sorted)?;
     connection.pragma_update(None, "synchronous", "FULL").map_err(sorted)?;
     if options.bytes_max > 0 {
         let pages = i64::try_from(options.bytes_max / PAGE_BYTES).unwrap_or(i64::MAX).max(1);
@@ -246,6 +250,7 @@ pub(super) fn open_writer(path: &Path, options: &OpenOptions) -> Result<Opened, 
             return Err(OpenError::Corrupt { path: path.to_owned(), what });
         }
     }
+    connection.set_db_config(keep_log, false).map_err(sorted)?;
     // The tables are made before the switch to WAL: so the mark of our files is in the file itself, not only in its
     // log, and the next start finds it there however this one ends.
     migrate(&mut connection, path, options)?;
@@ -282,7 +287,7 @@ pub(super) fn open_reader(path: &Path, options: &OpenOptions) -> Result<(Connect
 
 /// Locks a file beside the database; the system lets go of it when the process ends, however it ends. Also gives its
 /// path if it was not there before.
-fn take_lock(path: &Path) -> Result<(File, Option<PathBuf>), OpenError> {
+pub(super) fn take_lock(path: &Path) -> Result<(File, Option<PathBuf>), OpenError> {
     let mut lock_path = path.to_owned().into_os_string();
     lock_path.push(".lock");
     let lock_path = PathBuf::from(lock_path);
@@ -298,7 +303,7 @@ fn take_lock(path: &Path) -> Result<(File, Option<PathBuf>), OpenError> {
 
 /// Reads the first bytes of the file without SQLite, which would create, recover or switch what it opens. True if
 /// there is nothing yet.
-fn look_at_header(path: &Path) -> Result<bool, OpenError> {
+pub(super) fn look_at_header(path: &Path) -> Result<bool, OpenError> {
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),

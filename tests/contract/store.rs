@@ -415,12 +415,16 @@ fn one_alarm_a_channel_and_the_later_setting_wins<F: Factory>() {
     assert_eq!(all.iter().map(|alarm| (alarm.due_ms, alarm.tries)).collect::<Vec<_>>(), [(20, 0), (30, 0)]);
     assert_eq!((all[1].event.as_str(), all[1].version), ("{\"n\":2}", version));
     assert_eq!(f.store().alarms(30, 1).unwrap().len(), 1);
-    assert_eq!(f.store().alarm_done(&a, old), Ok(false), "an alarm that rang leaves its successor alone");
-    assert_eq!(f.store().alarm_retry(&a, old, 99), Ok(false));
-    assert_eq!(f.store().alarm_retry(&a, version, 40), Ok(true));
+    assert_eq!(
+        f.store().alarms_done(&[(a.clone(), old)]),
+        Ok(vec![false]),
+        "an alarm that rang leaves its successor alone"
+    );
+    assert_eq!(f.store().alarms_retry(&[((a.clone(), old), 99)]), Ok(vec![false]));
+    assert_eq!(f.store().alarms_retry(&[((a.clone(), version), 40)]), Ok(vec![true]));
     let retried = &f.store().alarms(u64::MAX, 10).unwrap()[1];
     assert_eq!((retried.due_ms, retried.tries, retried.version), (40, 1, version));
-    assert_eq!(f.store().alarm_done(&a, version), Ok(true));
+    assert_eq!(f.store().alarms_done(&[(a.clone(), version)]), Ok(vec![true]));
     assert_eq!(f.store().alarm_clear(&b), Ok(true));
     assert_eq!(f.store().alarm_clear(&b), Ok(false));
     assert!(f.store().alarm_set(&b, 1, "{}").unwrap() > other, "a version is never given twice");

@@ -58,6 +58,8 @@ fn every_refusal_is_a_problem_document() {
         (&posts, "{}", 400, "nothing_posted"),
         (&posts, r#"{"text":7}"#, 400, "malformed_body"),
         (&posts, r#"{"text":"x","user":"a b"}"#, 400, "bad_name"),
+        (&posts, &*json!({"text": "x", "user": "a", "name": "n".repeat(257)}).to_string(), 400, "name_too_long"),
+        (&posts, &*json!({"text": "x", "client_id": "c".repeat(129)}).to_string(), 400, "client_id_too_long"),
         (&posts, "{\"text\":\"\u{0}\"}", 400, "malformed_body"),
         (&events, r#"{"type":"nonsense"}"#, 400, "unknown_type"),
         (&events, r#"{"type":"custom."}"#, 400, "unknown_type"),

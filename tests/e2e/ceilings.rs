@@ -4,14 +4,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::client::{Answer, CLOSE, Client, PATIENCE, PING, PONG, frame, handshake};
+use crate::client::{Answer, CLOSE, Client, PATIENCE, PING, PONG, frame, handshake, text};
 use crate::node::{LOOK, Node, temp_dir};
 
 fn node(config: &str) -> Node {
-    let dir = temp_dir();
-    let file = dir.path().join("ringcast.toml");
-    std::fs::write(&file, config).unwrap();
-    Node::start_keeping(dir, &["--shards", "1", "--config", file.to_str().unwrap()])
+    Node::configured(config, &["--shards", "1"])
 }
 
 fn refusal(node: &Node, channel: &str) -> Answer {
@@ -114,6 +111,53 @@ fn a_head_that_does_not_come_in_time_is_408_and_a_body_too() {
 }
 
 #[test]
+fn unfinished_messages_are_limited_and_one_more_is_1013() {
+    let node = node("[limits]\ncontexts_max = 1\n[shard]\nreport_ms = 200\n");
+    let (mut first, mut second) = (watch(&node, "a"), watch(&node, "a"));
+    let ping = text(r#"{"type":"ping"}"#);
+    // Half a message holds the only place until the other half comes.
+    first.send(&ping[..8]);
+    let held = |metrics: &crate::node::Metrics| metrics.sum("ringcast_used", "what=\"contexts\"");
+    node.await_metrics("the place is taken", |metrics| held(metrics) == 1);
+    second.send(&ping);
+    let close = loop {
+        let heard = second.next();
+        if heard.opcode == CLOSE {
+            break heard;
+        }
+    };
+    assert_eq!((close.code(), close.reason()), (1013, "too many unfinished messages"));
+    second.expect_end();
+    first.send(&ping[8..]);
+    assert_eq!(first.event(), json!({"type": "pong"}));
+    assert!(watch(&node, "a").settle().is_empty(), "the place is free again");
+    node.await_metrics("nothing is unfinished", |metrics| held(metrics) == 0).assert_balanced();
+}
+
+#[test]
+fn channels_of_a_core_are_limited_and_who_brings_one_more_is_1013() {
+    let node = node("[index]\nchannels_max = 1\n[shard]\nreport_ms = 200\n");
+    let (mut first, _second) = (watch(&node, "a"), watch(&node, "a"));
+    let mut third = node.watch("b");
+    let close = third.next();
+    assert_eq!((close.code(), close.reason()), (1013, "this core watches as many channels as it may"));
+    third.expect_end();
+    node.post_text("a", "still");
+    assert_eq!(first.event()["text"], "still");
+    let metrics = node.await_metrics("the third has left", |metrics| metrics.sum("ringcast_left_total", "") == 1);
+    metrics.assert_balanced();
+    assert_eq!(metrics.sum("ringcast_used", "what=\"channels\""), metrics.sum("ringcast_limit", "what=\"channels\""));
+}
+
+#[test]
+fn requests_of_an_address_are_counted_and_loopback_is_not() {
+    // The edge itself stands in the tests of proxies; here is the right side of it.
+    let node = node("[limits]\naddress_requests_max = 1\naddress_connections_max = 1\n");
+    let _held: Vec<Client> = (0..3).map(|_| watch(&node, "a")).collect();
+    assert!((0..5).all(|_| node.http().get("/v1/demo/channels/a/viewers").status == 200));
+}
+
+#[test]
 fn queued_posts_are_bounded_and_what_does_not_fit_comes_back_later() {
     let node = node("[store]\nqueued_events_max = 1\nbatch_events_max = 1\ncredits_max = 2\n");
     let statuses: Vec<u16> = std::thread::scope(|scope| {
@@ -170,4 +214,94 @@ fn pages_of_other_origins_come_in_by_the_app_s_list_only() {
     for what in ["messages", "viewers"] {
         node.http().get(&format!("/v1/closed/channels/a/{what}")).assert_problem(401, "token_needed");
     }
+}
+
+#[test]
+fn who_says_half_a_head_and_nothing_more_holds_up_nobody() {
+    const HALF_OPEN: usize = 3_000;
+    let dir = temp_dir();
+    let file = dir.path().join("ringcast.toml");
+    std::fs::write(&file, "[limits]\nhead_timeout_ms = 2_000\n[shard]\nreport_ms = 200\n").unwrap();
+    let shell = ["sh", "-c", "ulimit -n 1024; exec \"$0\" \"$@\""];
+    let node = Node::start_by(&shell, dir.path(), &["--shards", "1", "--config", file.to_str().unwrap()]);
+    let mut viewer = watch(&node, "a");
+    let (mut http, key) = (node.http(), node.key());
+    let mut post = |text: &str| {
+        let answer = http.post("/v1/demo/channels/a/messages", &key, &json!({ "text": text }).to_string());
+        assert_eq!(answer.status, 201, "{answer:?}");
+        assert_eq!(viewer.event()["text"], text);
+    };
+    let mut held = Vec::new();
+    for n in 0..HALF_OPEN {
+        // Those the node has no place for are refused or wait to be accepted: both hold up nobody.
+        if let Ok(mut stream) = std::net::TcpStream::connect_timeout(&node.listen, Duration::from_millis(500)) {
+            let half = if n % 2 == 0 {
+                "GET /v1/demo/ws HT"
+            } else {
+                "POST /v1/demo/channels/a/messages HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n{"
+            };
+            crate::node::write_all(&mut stream, half.as_bytes());
+            held.push(stream);
+        }
+        if n % 500 == 499 {
+            post(&format!("beside {n}"));
+        }
+    }
+    assert!(held.len() > 200, "{} were held open", held.len());
+    node.assert_alive();
+    // Each is sent away in its time, and then there is room, though nobody closed anything.
+    let deadline = Instant::now() + PATIENCE;
+    let mut another = loop {
+        let mut client = Client::raw(node.listen);
+        client.send(handshake("/v1/demo/channels/a/ws", "").as_bytes());
+        // Without a descriptor nobody can be told why.
+        match client.head() {
+            Some(head) if head.starts_with("HTTP/1.1 101 ") => break client,
+            Some(head) => assert!(head.starts_with("HTTP/1.1 503 "), "{head}"),
+            None => {}
+        }
+        assert!(Instant::now() < deadline, "there is no room for anybody");
+        std::thread::sleep(LOOK);
+    };
+    another.ready();
+    post("and on");
+    drop(held);
+    node.await_metrics("nobody is at the door", |metrics| metrics.sum("ringcast_used", "what=\"door\"") == 0);
+    node.assert_alive();
+}
+
+#[test]
+fn at_the_bound_of_memory_nobody_more_comes_in_and_who_is_there_stays() {
+    let plain = Node::start(&["--shards", "1"]);
+    plain.watch("a").ready();
+    let bound_mib = plain.rss_kib() / 1_024 + 12;
+    drop(plain);
+    let node = node(&format!("[limits]\nmemory_mib_max = {bound_mib}\n"));
+    let mut viewer = watch(&node, "a");
+    // Viewers that do not read fill their queues: a quarter of a MiB each, and what the kernel holds is not ours.
+    let path = "/v1/demo/channels/full/ws";
+    let stuck: Vec<Client> = (0..200).map(|_| Client::open_narrow(node.listen, path, 4_096)).collect();
+    let big = json!({"text": "x".repeat(16_000)});
+    let deadline = Instant::now() + 3 * PATIENCE;
+    let refused = loop {
+        assert_eq!(node.post("full", &big).status, 201, "posts go on");
+        let mut client = Client::raw(node.listen);
+        client.send(handshake("/v1/demo/channels/a/ws", "").as_bytes());
+        let head = client.head().expect("an answer");
+        if !head.starts_with("HTTP/1.1 101 ") {
+            let body = String::from_utf8(client.rest_until_end()).unwrap();
+            break Answer { status: head[9..12].parse().unwrap(), head, body };
+        }
+        assert!(Instant::now() < deadline, "{} MiB of {bound_mib}", node.rss_kib() / 1_024);
+    };
+    refused.assert_problem(503, "memory_full");
+    assert_eq!(refused.field("retry-after"), Some("5"));
+    let ready = crate::client::Http::try_get(node.admin, "/readyz").unwrap();
+    assert!(ready.status == 503 && ready.body.contains("memory_mib"), "{ready:?}");
+    let metrics = node.metrics();
+    assert_eq!(metrics.sum("ringcast_limit", "what=\"memory_mib\""), bound_mib as i64);
+    node.post_text("a", "still here");
+    assert_eq!(viewer.next_of("message.new")["text"], "still here");
+    drop(stuck);
+    node.assert_alive();
 }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::client::{Answer, Client};
 use crate::node::{Node, fresh, shared};
@@ -21,16 +21,6 @@ fn post_as(node: &Node, channel: &str, user: &str, text: &str) -> String {
     answer.json()["id"].as_str().unwrap().to_owned()
 }
 
-/// The next event of this type; others, such as viewer totals, are passed over.
-fn next_of(client: &mut Client, kind: &str) -> Value {
-    loop {
-        let event = client.event();
-        if event["type"] == kind {
-            return event;
-        }
-    }
-}
-
 #[test]
 fn a_message_is_edited_and_deleted_by_its_author_or_the_backend_and_by_nobody_else() {
     let (node, channel) = (shared(), fresh("edit"));
@@ -39,10 +29,10 @@ fn a_message_is_edited_and_deleted_by_its_author_or_the_backend_and_by_nobody_el
     let path = format!("/v1/demo/channels/{channel}/messages/{id}");
     call(node, "PATCH", &path, &node.token("eve"), r#"{"text":"mine"}"#).assert_problem(403, "not_the_author");
     assert_eq!(call(node, "PATCH", &path, &node.token("ann"), r#"{"text":"first"}"#).status, 200);
-    let updated = next_of(&mut viewer, "message.updated");
+    let updated = viewer.next_of("message.updated");
     assert_eq!((&updated["message"], &updated["text"], &updated["seq"]), (&json!(id), &json!("first"), &json!(2)));
     assert_eq!(call(node, "DELETE", &path, &node.key(), "").status, 200);
-    assert_eq!(next_of(&mut viewer, "message.deleted")["message"], json!(id));
+    assert_eq!(viewer.next_of("message.deleted")["message"], json!(id));
     call(node, "PATCH", &path, &node.token("ann"), r#"{"text":"again"}"#).assert_problem(404, "no_such_message");
     call(node, "PUT", &path, &node.token("ann"), "").assert_problem(405, "method");
     call(node, "DELETE", &format!("/v1/demo/channels/{channel}/messages/xyz"), &node.key(), "")
@@ -59,7 +49,7 @@ fn a_retracted_text_is_gone_from_history_and_only_the_backend_retracts() {
     let path = format!("/v1/demo/channels/{channel}/messages/{id}/retract");
     call(node, "POST", &path, &node.token("ann"), "").assert_problem(403, "no_right");
     assert_eq!(call(node, "POST", &path, &node.key(), "").status, 200);
-    assert_eq!(next_of(&mut viewer, "message.retracted")["message"], json!(id));
+    assert_eq!(viewer.next_of("message.retracted")["message"], json!(id));
     let page = node.http().get(&format!("/v1/demo/channels/{channel}/messages"));
     assert!(!page.body.contains("a secret"));
     assert_eq!(page.json()["head"], 2);
@@ -72,17 +62,21 @@ fn reactions_come_by_http_and_by_command() {
     let id = post_as(node, &channel, "ann", "hello");
     let path = format!("/v1/demo/channels/{channel}/messages/{id}/reactions/like");
     assert_eq!(call(node, "PUT", &path, &node.token("eve"), "").status, 200);
-    let reaction = next_of(&mut viewer, "reaction.new");
+    let reaction = viewer.next_of("reaction.new");
     assert_eq!((&reaction["message"], &reaction["kind"]), (&json!(id), &json!("like")));
     assert_eq!(call(node, "DELETE", &path, &node.token("eve"), "").status, 200);
-    assert_eq!(next_of(&mut viewer, "reaction.deleted")["user"]["id"], "eve");
+    assert_eq!(viewer.next_of("reaction.deleted")["user"]["id"], "eve");
     call(node, "PUT", &path, &node.key(), "").assert_problem(403, "user_needed");
+    call(node, "POST", &path, &node.token("eve"), "").assert_problem(405, "method");
+    let unknown = path.replace(&id, "01ARZ3NDEKTSV4RRFFQ69G5FAV");
+    call(node, "PUT", &unknown, &node.token("eve"), "").assert_problem(404, "no_such_message");
+    call(node, "PUT", &path.replace("like", "a%20b"), &node.token("eve"), "").assert_problem(400, "bad_name");
     viewer.say(&json!({"type": "reaction", "id": 7, "channel": channel, "message": id, "kind": "wow", "state": "add"}));
-    assert_eq!(next_of(&mut viewer, "ack")["id"], 7);
-    assert_eq!(next_of(&mut viewer, "reaction.new")["kind"], "wow");
+    assert_eq!(viewer.next_of("ack")["id"], 7);
+    assert_eq!(viewer.next_of("reaction.new")["kind"], "wow");
     viewer
         .say(&json!({"type": "reaction", "id": 8, "channel": channel, "message": "x", "kind": "wow", "state": "add"}));
-    assert_eq!(next_of(&mut viewer, "error")["code"], "bad_field");
+    assert_eq!(viewer.next_of("error")["code"], "bad_field");
 }
 
 #[test]
@@ -93,14 +87,14 @@ fn history_comes_over_the_socket_and_a_newer_token_is_taken() {
         node.post_text(&channel, text);
     }
     viewer.say(&json!({"type": "history", "id": "h", "channel": channel, "since": 1, "limit": 1}));
-    let page = next_of(&mut viewer, "history");
+    let page = viewer.next_of("history");
     assert_eq!((&page["id"], &page["messages"][0]["text"], &page["head"]), (&json!("h"), &json!("two"), &json!(3)));
     viewer.say(&json!({"type": "history", "id": 1, "channel": channel, "limit": 101}));
-    assert_eq!(next_of(&mut viewer, "error")["code"], "bad_field");
+    assert_eq!(viewer.next_of("error")["code"], "bad_field");
     viewer.say(&json!({"type": "auth", "id": 2, "token": node.token("bob")}));
-    assert_eq!(next_of(&mut viewer, "authenticated")["user"], "bob");
+    assert_eq!(viewer.next_of("authenticated")["user"], "bob");
     viewer.say(&json!({"type": "auth", "id": 3, "token": node.token("eve")}));
-    assert_eq!(next_of(&mut viewer, "error")["code"], "another_user");
+    assert_eq!(viewer.next_of("error")["code"], "another_user");
 }
 
 #[test]
@@ -111,7 +105,7 @@ fn a_ban_ends_live_connections_and_stops_joins_and_posts_until_it_is_lifted() {
     call(node, "PUT", &path, &node.token(&user), "{}").assert_problem(403, "server_key_needed");
     call(node, "PUT", &path, &node.key(), r#"{"expires_at":1}"#).assert_problem(400, "bad_expires_at");
     assert_eq!(call(node, "PUT", &path, &node.key(), "").status, 200);
-    assert_eq!(next_of(&mut viewer, "user.banned")["user"]["id"], json!(user));
+    assert_eq!(viewer.next_of("user.banned")["user"]["id"], json!(user));
     viewer.expect_close(4403);
     let posts = format!("/v1/demo/channels/{channel}/messages");
     call(node, "POST", &posts, &node.token(&user), r#"{"text":"x"}"#).assert_problem(403, "banned");
@@ -128,15 +122,15 @@ fn a_ban_from_one_channel_leaves_the_others() {
     let (node, banned, kept, user) = (shared(), fresh("ban"), fresh("kept"), fresh("user"));
     let mut viewer = node.watch_as(&banned, &user);
     viewer.say(&json!({"type": "subscribe", "id": 1, "channel": kept}));
-    next_of(&mut viewer, "subscribed");
+    viewer.next_of("subscribed");
     let body = json!({ "channel": banned }).to_string();
     assert_eq!(call(node, "PUT", &format!("/v1/demo/bans/{user}"), &node.key(), &body).status, 200);
-    assert_eq!(next_of(&mut viewer, "user.banned")["channel"], json!(banned));
+    assert_eq!(viewer.next_of("user.banned")["channel"], json!(banned));
     node.post_text(&banned, "unseen");
     node.post_text(&kept, "seen");
-    assert_eq!(next_of(&mut viewer, "message.new")["text"], "seen");
+    assert_eq!(viewer.next_of("message.new")["text"], "seen");
     viewer.say(&json!({"type": "subscribe", "id": 2, "channel": banned}));
-    assert_eq!(next_of(&mut viewer, "error")["code"], "banned");
+    assert_eq!(viewer.next_of("error")["code"], "banned");
 }
 
 /// Reads a stream until `until` stands in it.

@@ -270,6 +270,17 @@ impl Client {
         }
     }
 
+    /// The next event of this type, or, where `kind` ends with a dot, of one that begins so; others are passed over.
+    pub(crate) fn next_of(&mut self, kind: &str) -> Value {
+        loop {
+            let json = self.next().json();
+            let its = json["type"].as_str().unwrap_or_default();
+            if its == kind || (kind.ends_with('.') && its.starts_with(kind)) {
+                return json;
+            }
+        }
+    }
+
     /// `connection.ready`.
     pub(crate) fn ready(&mut self) -> Value {
         let ready = self.next().json();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{BINARY, Client, TEXT, frame, is_presence, text};
+use crate::client::{BINARY, CLOSE, Client, TEXT, frame, is_presence, text};
 use crate::node::{Node, fresh, shared};
 
 fn ask(client: &mut Client, command: &Value) -> Value {
@@ -217,4 +217,44 @@ fn a_user_s_own_rate_is_kept_and_does_not_touch_others() {
     assert_eq!((acks, refused), (120, 10));
     calm.say(&json!({"type": "message", "channel": "rate", "text": "calm", "id": 1}));
     while calm.event()["type"] != "ack" {}
+}
+
+#[test]
+fn who_sends_faster_than_it_may_and_does_not_stop_is_4429() {
+    let node = Node::configured("[limits]\nover_rate_max = 20\nuser_requests_max = 5\n", &["--shards", "1"]);
+    let typing = json!({"type": "typing", "channel": "c", "state": "start"}).to_string();
+    let message = json!({"type": "message", "channel": "c", "text": "x"}).to_string();
+    for (user, command, code) in [("ann", typing, "over_rate"), ("bob", message, "user_over_rate")] {
+        let mut client = node.watch_as("c", user);
+        client.ready();
+        // The minute is the node's own, so a row that begins at its end is counted in two: then the next one decides.
+        let row = [text(&command).repeat(60), text(r#"{"type":"ping"}"#)].concat();
+        client.send(&row);
+        let mut refused = 0;
+        let close = loop {
+            let frame = client.next();
+            if frame.opcode == CLOSE {
+                break frame;
+            }
+            let event = frame.json();
+            match event["type"].as_str().unwrap() {
+                "pong" => client.send(&row),
+                "error" => {
+                    assert_eq!(event["code"], code);
+                    refused += 1;
+                }
+                _ => {}
+            }
+        };
+        assert_eq!(close.code(), 4429);
+        assert!(refused > 20, "each was answered before: {refused}");
+        client.expect_end();
+        // It may come back, and so many refusals are borne.
+        let mut client = node.watch_as("c", user);
+        client.ready();
+        client.send(&text(&command).repeat(15));
+        while client.event()["code"] != code {}
+        client.settle();
+    }
+    node.assert_alive();
 }

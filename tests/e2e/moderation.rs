@@ -22,7 +22,7 @@ fn shop(dir: TempDir, lines: &str) -> Node {
         text
     });
     let text = format!(
-        "[moderation]\nhooks_max = 4\n[[app]]\nname = \"shop\"\nserver_key_sha256 = \"{hash}\"\nanonymous_read = true\n\
+        "[moderation]\nhooks_max = 4\nhook_connections_kept = 1\n[[app]]\nname = \"shop\"\nserver_key_sha256 = \"{hash}\"\nanonymous_read = true\n\
          {lines}\n[[app.token_key]]\nalgorithm = \"HS256\"\nsecret = \"{SECRET}\"\n"
     );
     let file = dir.path().join("ringcast.toml");
@@ -51,15 +51,6 @@ fn watch(node: &Node, channel: &str, user: &str) -> Client {
     let mut viewer = Client::open(node.listen, &format!("/v1/shop/channels/{channel}/ws?token={}", token(user)));
     viewer.ready();
     viewer
-}
-
-fn next_of(client: &mut Client, kind: &str) -> Value {
-    loop {
-        let event = client.event();
-        if event["type"] == kind {
-            return event;
-        }
-    }
 }
 
 #[test]
@@ -95,7 +86,7 @@ fn a_blocklist_stops_what_it_names_wherever_it_is_written() {
         json!({"type": "status", "id": 1, "state": "away", "text": "spam"}),
     ] {
         viewer.say(&command);
-        let error = next_of(&mut viewer, "error");
+        let error = viewer.next_of("error");
         assert_eq!((&error["code"], &error["id"]), (&json!("blocked"), &json!(1)));
     }
     assert!(viewer.settle().is_empty(), "nobody saw anything");
@@ -145,6 +136,19 @@ fn a_blocklist_is_read_again_at_a_signal_and_a_bad_one_changes_nothing() {
     std::fs::remove_file(&words).unwrap();
     reload("stays as it was");
     assert_eq!(say("eggs"), "blocked");
+    // The configuration may name another file by now, or none; what else it says counts at the next start.
+    let file = node.dir.join("ringcast.toml");
+    let config = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(node.dir.join("others"), "ham\n").unwrap();
+    std::fs::write(&file, config.replace("\"words\"", "\"others\"")).unwrap();
+    reload("1 blocklists were read again");
+    assert_eq!((say("ham"), say("eggs")), ("blocked".into(), "ack".into()));
+    std::fs::write(&file, "not a configuration").unwrap();
+    reload("is not TOML here");
+    assert_eq!(say("ham"), "blocked");
+    std::fs::write(&file, config.replace("blocklist_file = \"words\"", "")).unwrap();
+    reload("1 blocklists were read again");
+    assert_eq!(say("ham"), "ack");
     node.assert_alive();
 }
 
@@ -166,16 +170,16 @@ fn a_hook_allows_and_refuses_and_is_told_what_it_judges() {
         (&body["text"], &body["data"], &body["client_id"], &json!(false))
     );
     assert!(question["ts"].as_u64().is_some_and(|ts| ts / 1_000 >= unix_s() - 60));
-    assert_eq!(next_of(&mut viewer, "message.new")["text"], "hello");
+    assert_eq!(viewer.next_of("message.new")["text"], "hello");
     for text in ["empty yes", "chunked", "bye", "after bye"] {
         assert_eq!(post(&node, &channel, "ann", text).status, 201, "{text}");
-        assert_eq!(next_of(&mut viewer, "message.new")["text"], text);
+        assert_eq!(viewer.next_of("message.new")["text"], text);
     }
     let refused = post(&node, &channel, "ann", "no way");
     refused.assert_problem(422, "refused_by_hook");
     assert_eq!(refused.json()["detail"], "not here");
     viewer.say(&json!({"type": "message", "id": 7, "channel": channel, "text": "no way either"}));
-    let error = next_of(&mut viewer, "error");
+    let error = viewer.next_of("error");
     assert_eq!((&error["code"], &error["id"]), (&json!("refused_by_hook"), &json!(7)));
     // The backend's own messages and edits are judged as well.
     call(&node, "POST", &format!("{channel}/messages"), KEY, &json!({"text": "no, really"}))
@@ -219,12 +223,51 @@ fn a_hook_that_hangs_costs_its_budget_and_then_the_app_decides() {
         assert_eq!(answers, [status; 4]);
         let metrics = node.metrics();
         assert_eq!(metrics.sum("ringcast_limit", "what=\"app_hooks\""), 4);
+        assert_eq!(metrics.sum("ringcast_limit", "what=\"app_hook_connections\",app=\"shop\""), 1);
+        assert!(metrics.sum("ringcast_used", "what=\"app_hook_connections\"") <= 1, "one is kept at the most");
         let ready = crate::client::Http::try_get(node.admin, "/readyz").expect("an answer");
         assert_eq!(ready.status, 200, "the judge of one app says nothing about the node: {}", ready.body);
         node.await_metrics("questions end", |metrics| metrics.sum("ringcast_used", "what=\"app_hooks\"") == 0);
         assert_eq!(post(&node, "hang", "bob", "fine").status, 201);
+        let metrics = node.metrics();
+        assert_eq!(metrics.sum("ringcast_used", "what=\"app_hook_connections\""), 1, "it is kept for the next message");
         node.assert_alive();
     }
+}
+
+#[test]
+fn posts_beside_a_hook_that_hangs_take_its_budget_longer_at_the_most() {
+    const BUDGET: Duration = Duration::from_millis(300);
+    /// What a busy machine may add to any figure.
+    const NOISE: Duration = Duration::from_millis(700);
+    let hook = HookServer::start();
+    let lines = format!("hook_budget_ms = {}\nhook_late_ms = 2_000\nhook_fails = \"open\"", BUDGET.as_millis());
+    let node = with_hook(&hook, &lines);
+    // Each text by eight users at once, in turn; the slowest is above the 99th percentile.
+    let slowest = |text: &str| -> Duration {
+        let took = |user: usize| {
+            let mut slowest = Duration::ZERO;
+            let (mut http, token) = (node.http(), token(&format!("u{user}")));
+            let body = json!({ "text": text }).to_string();
+            for _ in 0..12 {
+                let began = Instant::now();
+                assert_eq!(http.post("/v1/shop/channels/p99/messages", &token, &body).status, 201);
+                slowest = slowest.max(began.elapsed());
+            }
+            slowest
+        };
+        std::thread::scope(|scope| {
+            let users: Vec<_> = (0..8).map(|user| scope.spawn(move || took(user))).collect();
+            users.into_iter().map(|user| user.join().unwrap()).max().unwrap()
+        })
+    };
+    let before = slowest("fine");
+    let beside = slowest("hang");
+    assert!(beside >= BUDGET, "it was waited for: {beside:?}");
+    assert!(beside < before + BUDGET + NOISE, "{beside:?} beside a hook that hangs, {before:?} before");
+    let metrics = node.metrics();
+    assert_eq!(metrics.sum("ringcast_hook_retracted_total", ""), 0);
+    assert!(metrics.sum("ringcast_hook_unjudged_total", "") >= 4);
 }
 
 #[test]
@@ -249,15 +292,15 @@ fn a_no_behind_the_budget_retracts_the_message() {
     let channel = fresh("late");
     let mut viewer = watch(&node, &channel, "bob");
     let id = post(&node, &channel, "ann", "late no: a secret").json()["id"].clone();
-    assert_eq!(next_of(&mut viewer, "message.new")["id"], id);
-    assert_eq!(next_of(&mut viewer, "message.retracted")["message"], id);
+    assert_eq!(viewer.next_of("message.new")["id"], id);
+    assert_eq!(viewer.next_of("message.retracted")["message"], id);
     let history = node.http().get(&format!("/v1/shop/channels/{channel}/messages"));
     assert!(!history.body.contains("a secret"), "{}", history.body);
     // A yes leaves it; an edit that is judged too late takes the message with it.
     let id = post(&node, &channel, "ann", "late yes").json()["id"].as_str().unwrap().to_owned();
     let path = format!("{channel}/messages/{id}");
     assert_eq!(call(&node, "PATCH", &path, &token("ann"), &json!({"text": "late no"})).status, 200);
-    assert_eq!(next_of(&mut viewer, "message.retracted")["message"], json!(id));
+    assert_eq!(viewer.next_of("message.retracted")["message"], json!(id));
     node.await_metrics("nothing is judged any more", |metrics| metrics.sum("ringcast_used", "what=\"app_hooks\"") == 0);
     let kinds: Vec<Value> = viewer.settle().into_iter().map(|event| event["type"].clone()).collect();
     assert!(!kinds.contains(&json!("message.retracted")), "{kinds:?}");
@@ -275,6 +318,6 @@ fn messages_of_one_author_keep_their_order_whatever_the_order_of_verdicts() {
         hook.next();
     }
     bob.say(&json!({"type": "message", "channel": channel, "text": "not held up"}));
-    let texts: Vec<Value> = (0..4).map(|_| next_of(&mut bob, "message.new")["text"].clone()).collect();
+    let texts: Vec<Value> = (0..4).map(|_| bob.next_of("message.new")["text"].clone()).collect();
     assert_eq!(texts, ["not held up", "late yes, first", "second", "third"]);
 }

@@ -74,6 +74,14 @@ impl Node {
         node
     }
 
+    /// Starts a node with this configuration, in a directory that goes with it.
+    pub(crate) fn configured(config: &str, args: &[&str]) -> Self {
+        let dir = temp_dir();
+        let file = dir.path().join("ringcast.toml");
+        fs::write(&file, config).expect("a configuration");
+        Self::start_keeping(dir, &[args, &["--config", file.to_str().expect("a path in UTF-8")]].concat())
+    }
+
     /// Starts a node in a directory that goes with it.
     pub(crate) fn start_keeping(dir: TempDir, args: &[&str]) -> Self {
         let mut node = Self::start_in(dir.path(), args);
@@ -255,6 +263,15 @@ impl Node {
         assert!(killed.success());
     }
 
+    /// Waits until its log says something more often than `before` times.
+    pub(crate) fn await_log(&self, what: &str, before: usize) {
+        let deadline = Instant::now() + READY;
+        while self.log().matches(what).count() <= before {
+            assert!(Instant::now() < deadline, "{what:?} was not said:\n{}", self.log());
+            std::thread::sleep(LOOK);
+        }
+    }
+
     /// Waits for its end.
     pub(crate) fn wait(&mut self, at_most: Duration) -> ExitStatus {
         let status = wait_for(self.child.as_mut().expect("a running node"), at_most)
@@ -315,6 +332,10 @@ pub(crate) fn run_to_end(words: &[&str]) -> (Option<i32>, String) {
 
 pub(crate) fn unix_s() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs()
+}
+
+pub(crate) fn unix_ms() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
 /// Prometheus text.

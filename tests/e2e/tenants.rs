@@ -113,6 +113,35 @@ fn messages_of_an_app_are_counted_in_each_second() {
 }
 
 #[test]
+fn bytes_of_an_app_that_wait_for_the_disk_are_bounded_and_come_back() {
+    // A lone message waits a while for company, so that the second finds it waiting.
+    let node = node("queued_bytes_max = 100\n[store]\nbatch_wait_max_us = 100_000");
+    let body = json!({"text": "x".repeat(60)}).to_string();
+    let post_at_once = |app: &str| -> Vec<Answer> {
+        let path = format!("/v1/{app}/channels/a/messages");
+        std::thread::scope(|scope| {
+            let posts: Vec<_> = (0..8).map(|_| scope.spawn(|| node.http().post(&path, KEY, &body))).collect();
+            posts.into_iter().map(|post| post.join().unwrap()).collect()
+        })
+    };
+    let (taken, refused): (Vec<_>, Vec<_>) = post_at_once("small").into_iter().partition(|answer| answer.status == 201);
+    assert!(!taken.is_empty() && !refused.is_empty(), "{} were taken", taken.len());
+    for answer in &refused {
+        answer.assert_problem(503, "app_queue_full");
+        assert_eq!(answer.field("retry-after"), Some("1"));
+    }
+    assert!(post_at_once("large").iter().all(|answer| answer.status == 201), "another app does not feel it");
+    let head = node.http().get("/v1/small/channels/a/messages").json()["head"].clone();
+    assert_eq!(head, json!(taken.len()), "what was refused is not there");
+    let metrics = node.metrics();
+    assert_eq!(metrics.sum("ringcast_limit", "what=\"app_queued_bytes\""), 100);
+    assert_eq!(metrics.sum("ringcast_used", "what=\"app_queued_bytes\""), 0, "every byte came back");
+    // One alone always may, however long it is.
+    let long = json!({"text": "x".repeat(5_000)}).to_string();
+    assert_eq!(node.http().post("/v1/small/channels/a/messages", KEY, &long).status, 201);
+}
+
+#[test]
 fn an_app_of_another_cell_is_answered_421_with_its_address() {
     let node = node("");
     let assert_moved = |answer: &Answer| {

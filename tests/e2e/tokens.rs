@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::client::Client;
 use crate::node::{BINARY, Node, run_to_end, temp_dir, unix_s};
@@ -47,16 +47,6 @@ fn a_new_app_is_a_block_that_works() {
     node.http().post("/v1/shop/channels/x/messages", &app_new("shop").1, "{}").assert_problem(401, "wrong_server_key");
 }
 
-/// The next event of this type.
-fn next_of(client: &mut Client, kind: &str) -> Value {
-    loop {
-        let event = client.event();
-        if event["type"] == kind {
-            return event;
-        }
-    }
-}
-
 #[test]
 fn a_token_that_ends_is_told_then_reads_on_and_after_the_grace_is_closed() {
     let dir = temp_dir();
@@ -77,12 +67,12 @@ fn a_token_that_ends_is_told_then_reads_on_and_after_the_grace_is_closed() {
     let (mut ann, mut bob) = (join("closing", &closing, "ann"), join("closing", &closing, "bob"));
     let mut cid = join("reading", &reading, "cid");
     for client in [&mut ann, &mut bob, &mut cid] {
-        assert_eq!(next_of(client, "token.expiring")["expires_at"], json!(end_s * 1_000));
+        assert_eq!(client.next_of("token.expiring")["expires_at"], json!(end_s * 1_000));
     }
     // A newer one in time.
     let newer = make_token(secret_of(&closing).as_bytes(), "bob", None, end_s + 600).unwrap();
     bob.say(&json!({"type": "auth", "id": 1, "token": newer}));
-    assert_eq!(next_of(&mut bob, "authenticated")["user"], "bob");
+    assert_eq!(bob.next_of("authenticated")["user"], "bob");
     let close = loop {
         let frame = ann.next();
         if frame.opcode == crate::client::CLOSE {
@@ -93,9 +83,9 @@ fn a_token_that_ends_is_told_then_reads_on_and_after_the_grace_is_closed() {
     assert!(unix_s() > end_s, "not before the grace is over");
     // Who may read on does, and writes nothing.
     cid.say(&json!({"type": "message", "id": 2, "channel": "x", "text": "late"}));
-    assert_eq!(next_of(&mut cid, "error")["code"], "token_expired");
+    assert_eq!(cid.next_of("error")["code"], "token_expired");
     assert_eq!(node.http().post("/v1/reading/channels/x/messages", &key, r#"{"text":"still"}"#).status, 201);
-    assert_eq!(next_of(&mut cid, "message.new")["text"], "still");
+    assert_eq!(cid.next_of("message.new")["text"], "still");
     bob.say(&json!({"type": "message", "id": 3, "channel": "x", "text": "here"}));
-    assert_eq!(next_of(&mut bob, "ack")["id"], 3);
+    assert_eq!(bob.next_of("ack")["id"], 3);
 }

@@ -95,6 +95,7 @@ impl Plan {
             linger_ms: random.between(200, 1_500) as u32,
             report_ms: random.between(100, 900) as u32,
             address_rate: RateOptions { requests_max: 1_000_000, window_s: 60, keys_max: 100 },
+            over_rate_max: if random.chance(10) { 2 } else { 300 },
             socket: SocketLimits::default(),
             index: IndexOptions {
                 channels_max: if random.chance(10) { 2 } else { 64 },

@@ -316,6 +316,7 @@ impl Core {
             self.ring.accept_again(0);
         }
         let mut shard = self.shard.borrow_mut();
+        shard.set_memory_full(self.life.is_memory_full());
         if shard.next_alarm_ms().is_some_and(|at| at <= now.mono_ms()) {
             shard.on_alarm(now);
         }

@@ -18,6 +18,7 @@ use crate::admission::{Apps, HookOptions};
 use crate::base::{Now, ShardId};
 use crate::config::{Config, Cores};
 use crate::doctor::{self, Machine, Severity};
+use crate::io::admin::Admin;
 use crate::io::clock::Clock;
 use crate::io::committer::Committer;
 use crate::io::executor::Rouser;
@@ -27,6 +28,7 @@ use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
 use crate::io::ring::{self, KernelFeatures, RingOptions};
 use crate::io::shard_core::{self, ShardCoreParts};
 use crate::io::socket::{self, PortLock, SocketOptions};
+use crate::io::usage::Usage;
 use crate::io::web_server::WebOptions;
 use crate::io::{admin, executor, machine, signal};
 use crate::orchestrator::{HookRule, Orchestrator, OrchestratorOptions, RetentionRule};
@@ -145,14 +147,20 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     let rooms: Vec<_> = rooms.into_iter().map(|row| (row.key, row.room)).collect();
     {
         let (hasher, life, to_shards) = (hasher.clone(), Arc::clone(&life), office.to_shards.clone());
+        let usage = Usage {
+            database,
+            database_bytes_max: config.store.bytes_max,
+            disk: config.disk.clone(),
+            letters: office.to_orchestrator.first().map(|doors| doors.letters.clone()),
+            news: office.news.clone(),
+        };
         let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
         let main = move || async move {
             let orchestrator = Orchestrator::new(orchestrator_options, hasher, rooms, bans, clock.now());
             let orchestrator = Rc::new(RefCell::new(orchestrator));
             let queue = executor::http_queue();
-            let listening =
-                admin::run(admin_listener, Rc::clone(&orchestrator), Arc::clone(&life), web, queue, reserve);
-            executor::spawn(listening);
+            let admin = Admin { orchestrator: Rc::clone(&orchestrator), life: Arc::clone(&life), usage };
+            executor::spawn(admin::run(admin_listener, Rc::new(admin), web, queue, reserve));
             let parts = OrchestratorCoreParts {
                 orchestrator,
                 inbox,

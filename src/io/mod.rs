@@ -22,5 +22,6 @@ pub mod ring;
 pub mod shard_core;
 pub mod signal;
 pub mod socket;
+pub mod usage;
 pub mod wait;
 pub mod web_server;

@@ -8,6 +8,7 @@ pub mod dialect;
 pub mod event;
 pub mod forwarded;
 pub mod frame;
+pub mod framing;
 pub mod hook;
 pub mod http;
 pub mod posted_event;

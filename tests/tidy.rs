@@ -67,7 +67,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("rusqlite", &["store/sqlite"]),
     ("hdrhistogram", &["metrics/", "load/"]),
     ("clap", &["main.rs", "load/"]),
-    ("toml", &["config/", "load/foreign.rs"]),
+    ("toml", &["config/", "load/foreign.rs", "load/sunday.rs"]),
     ("indicatif", &["load/"]),
     ("getrandom", &["config/demo.rs", "io/", "load/", "node.rs"]),
     ("mimalloc", &["main.rs"]),

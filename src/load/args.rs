@@ -49,6 +49,8 @@ pub(super) enum Scenario {
     Storm(IdleArgs),
     /// Viewers who only stay: what do they cost?
     Idle(IdleArgs),
+    /// A Sunday's peak of two customers: messages, typing, custom events, and viewers who come and go
+    Sunday(SundayArgs),
 }
 
 /// The options of the fan-out.
@@ -163,6 +165,67 @@ pub(super) struct FanoutArgs {
     /// End with the result as one line of JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// The options of the peak.
+#[derive(Clone, Debug, Args, Serialize)]
+pub(super) struct SundayArgs {
+    /// The part of the audience and of the joins
+    #[arg(long, default_value_t = 1.0, value_parser = positive)]
+    pub(super) scale: f64,
+
+    /// Seconds that are measured
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3_600))]
+    pub(super) seconds: u32,
+
+    /// Another mix than the built-in one, as a file like perf/sunday.toml
+    #[arg(long, value_name = "FILE")]
+    pub(super) scenario: Option<PathBuf>,
+
+    /// Shards of the started node
+    #[arg(long)]
+    pub(super) shards: Option<u16>,
+
+    /// A further argument of the started node; may be repeated
+    #[arg(long = "node-arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub(super) node_args: Vec<String>,
+
+    /// CPUs of the started node, such as 1 or 0,1; by default all
+    #[arg(long, value_delimiter = ',')]
+    pub(super) cpus: Vec<u16>,
+
+    /// Joins a second at most, before it begins
+    #[arg(long, default_value_t = 5_000.0, value_parser = positive)]
+    pub(super) join_rate: f64,
+
+    /// Viewers one process carries at most; more are carried by worker processes. By default what its descriptors allow
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) viewers_a_process: Option<u32>,
+
+    /// End with the result as one line of JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl SundayArgs {
+    /// The same as a fan-out to so many viewers and channels.
+    pub(super) fn as_fanout(&self, viewers: u32, channels: u32) -> FanoutArgs {
+        let idle = IdleArgs {
+            viewers,
+            channels,
+            seconds: self.seconds,
+            join_rate: self.join_rate,
+            handshakes: 256,
+            token: None,
+            shards: self.shards,
+            node_args: self.node_args.clone(),
+            cpus: self.cpus.clone(),
+            target: None,
+            viewers_a_process: self.viewers_a_process,
+            json: self.json,
+        };
+        FanoutArgs { payload: 128, warmup_s: 2, ..idle.as_fanout() }
+    }
 }
 
 /// The options of loads that post nothing.

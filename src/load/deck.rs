@@ -403,6 +403,7 @@ impl Deck {
         outcome.last_greeting_ns = desk.last_greeting_ns;
         outcome.foreign = desk.foreign;
         outcome.others = desk.others;
+        outcome.heard = desk.heard;
         outcome.epoch_changes = desk.epoch_changes;
         outcome
     }

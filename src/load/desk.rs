@@ -7,7 +7,7 @@ use memchr::memmem::Finder;
 
 use super::foreign::{Foreign, Join};
 use super::latency::Latency;
-use super::plan::{ChannelSeen, Plan};
+use super::plan::{ChannelSeen, Heard, Plan};
 use super::probe;
 
 /// What all viewers of a thread share: what they look for, and where they count.
@@ -48,6 +48,8 @@ pub(super) struct Desk {
     pub(super) foreign: u64,
     /// Events of other types.
     pub(super) others: u64,
+    /// What was heard of events that have no account of their own.
+    pub(super) heard: Heard,
     /// See [`super::plan::Outcome::epoch_changes`].
     pub(super) epoch_changes: u64,
 }
@@ -77,6 +79,7 @@ impl Desk {
             delivered: 0,
             foreign: 0,
             others: 0,
+            heard: Heard::default(),
             epoch_changes: 0,
         }
     }

@@ -4,6 +4,7 @@
 //! every wait has a bound, and that what is owed is computed from the node's own acknowledgements.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -14,7 +15,7 @@ use super::foreign::Foreign;
 use super::kernel::{self, now_ns};
 use super::latency::Latency;
 use super::meter::Meter;
-use super::pace::Pace;
+use super::pace::{Pace, Say};
 use super::plan::{Order, Outcome, Plan, Progress, Schedule};
 use super::poster::{Posted, Poster};
 use super::random;
@@ -54,7 +55,8 @@ pub(super) enum Failure {
 /// # Errors
 /// Why there is no report.
 pub(super) fn conduct(args: &FanoutArgs) -> Result<Report, Failure> {
-    open(args)?.play().map_err(Failure::Own)
+    let (report, _) = open(args)?.play(|pace| vec![pace], 0).map_err(Failure::Own)?;
+    Ok(report)
 }
 
 /// Finds or starts the node.
@@ -110,7 +112,13 @@ impl<'a> Stage<'a> {
         Self { args, plan, target, viewers_a_process, rss, bar, died: None }
     }
 
-    fn play(mut self) -> Result<Report, String> {
+    /// Joins, posts and audits: `parts` says what is posted, given the pace of a fan-out; after it everybody stays for
+    /// `rest_s` seconds. Returns what became of each part, too.
+    pub(super) fn play(
+        mut self,
+        parts: impl FnOnce(Pace) -> Vec<Pace>,
+        rest_s: u32,
+    ) -> Result<(Report, Vec<Posted>), String> {
         let mut crews = self.join()?;
         let processes = crews.len();
         let joined_ns = now_ns();
@@ -119,7 +127,12 @@ impl<'a> Stage<'a> {
         let (schedule, pace) = self.pace();
         order(&mut crews, &Order::Go(schedule));
         let someone = progress(&mut crews).joined > 0;
-        let posted = if someone { self.post(&mut crews, pace)? } else { Posted::default() };
+        let parts = if someone { parts(pace) } else { Vec::new() };
+        let stored: Vec<bool> = parts.iter().map(|part| part.say.is_stored() || self.plan.ephemeral).collect();
+        let parts = self.post(&mut crews, parts)?;
+        let mut posted = Posted::default();
+        parts.iter().zip(stored).for_each(|(part, stored)| posted.add(part, stored));
+        self.stay(&mut crews, rest_s);
 
         order(&mut crews, &Order::Finish(posted.acked.clone()));
         self.drain(&mut crews);
@@ -128,18 +141,18 @@ impl<'a> Stage<'a> {
         let watched_ns = now_ns() - joined_ns;
         self.look();
 
-        let mut parts = Vec::new();
+        let mut outcomes = Vec::new();
         let mut lost_workers = Vec::new();
         for crew in crews {
             match crew.collect() {
-                Ok(outcomes) => parts.extend(outcomes),
+                Ok(found) => outcomes.extend(found),
                 Err(error) => lost_workers.push(error.to_string()),
             }
         }
         self.bar.finish_and_clear();
         let (mut outcome, mut healthy, mut slow, mut joins) =
             (Outcome::default(), Latency::default(), Latency::default(), Latency::default());
-        for part in &parts {
+        for part in &outcomes {
             outcome.add(part);
             healthy.add(&part.healthy.latency);
             slow.add(&part.slow.latency);
@@ -148,7 +161,7 @@ impl<'a> Stage<'a> {
         // An empty side still knows which side it is.
         outcome.slow.forgives_close = true;
         let node_end = self.target.close();
-        Ok(Report {
+        let report = Report {
             args: self.args.clone(),
             audience: (0..self.plan.channels).map(|channel| u64::from(self.plan.audience(channel))).collect(),
             outcome,
@@ -163,7 +176,13 @@ impl<'a> Stage<'a> {
             lost_workers,
             node_died: self.died,
             node_end,
-        })
+        };
+        Ok((report, parts))
+    }
+
+    /// Where the data of a started node lie.
+    pub(super) fn data_dir(&self) -> Option<&Path> {
+        self.target.data_dir()
     }
 
     /// The node's process.
@@ -241,12 +260,13 @@ impl<'a> Stage<'a> {
             host: self.plan.host.clone(),
             app: args.app.clone(),
             key: self.target.key.clone(),
+            first_channel: 0,
             channels: args.channels,
             rate: args.rate,
             burst: u64::from(args.burst),
             posts: (args.rate * f64::from(args.warmup_s + args.seconds)).round() as u64,
             payload: args.payload as usize,
-            ephemeral: self.plan.ephemeral,
+            say: if self.plan.ephemeral { Say::Custom } else { Say::Message },
             run: self.plan.run,
             foreign: self.plan.foreign.clone(),
             begin_ns,
@@ -256,25 +276,26 @@ impl<'a> Stage<'a> {
         (schedule, pace)
     }
 
-    fn post(&mut self, crews: &mut [Crew], pace: Pace) -> Result<Posted, String> {
+    fn post(&mut self, crews: &mut [Crew], parts: Vec<Pace>) -> Result<Vec<Posted>, String> {
         self.bar.reset();
         self.bar.set_message("posts");
-        self.bar.set_length(pace.posts);
+        self.bar.set_length(parts.iter().map(|part| part.posts).sum());
         let answered = Arc::<AtomicU64>::default();
-        let poster = Poster::new(pace, Arc::clone(&answered));
-        let handle: JoinHandle<Posted> = std::thread::Builder::new()
-            .name("poster".into())
-            .spawn(move || poster.run())
-            .map_err(|error| format!("the poster cannot be started: {error}"))?;
-        // The poster ends by itself: its deadline is its own.
-        while !handle.is_finished() {
+        let handles = parts.into_iter().map(|part| {
+            let poster = Poster::new(part, Arc::clone(&answered));
+            std::thread::Builder::new().name("poster".into()).spawn(move || poster.run())
+        });
+        let handles: Vec<JoinHandle<Posted>> =
+            handles.collect::<Result<_, _>>().map_err(|error| format!("a poster cannot be started: {error}"))?;
+        // A poster ends by itself: its deadline is its own.
+        while handles.iter().any(|handle| !handle.is_finished()) {
             self.bar.set_position(answered.load(Relaxed));
             self.look();
             // Workers must be listened to, or their pipes fill up.
             progress(crews);
             kernel::nap(LOOK);
         }
-        handle.join().map_err(|_| "the poster panicked".to_owned())
+        handles.into_iter().map(|handle| handle.join().map_err(|_| "a poster panicked".to_owned())).collect()
     }
 
     fn drain(&mut self, crews: &mut [Crew]) {

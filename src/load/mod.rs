@@ -12,6 +12,7 @@
 //! | `floor`, `bare` | the comparison with a bare sender; that sender |
 //! | `max` | the highest rate that is held, by bursts of any size |
 //! | `idle` | joins, and viewers who only stay |
+//! | `sunday`, `churn` | a peak with everything in it; viewers who come and go |
 //! | `foreign` | another server, as a target file describes it |
 //! | `plan` | what a fleet is told and tells |
 //! | `fleet`, `worker` | the viewers of a process; viewers in further processes |
@@ -25,6 +26,7 @@
 mod args;
 mod audit;
 mod bare;
+mod churn;
 mod deck;
 mod desk;
 #[cfg(test)]
@@ -45,6 +47,7 @@ mod plan;
 mod poster;
 mod probe;
 mod report;
+mod sunday;
 mod target;
 mod viewer;
 mod watch;
@@ -83,8 +86,9 @@ pub fn run(args: LoadArgs) -> ExitCode {
         Some(Scenario::Burst(args)) => return max::run_bursts(&args),
         Some(Scenario::Storm(args)) => return idle::run(&IdleArgs { seconds: 0, ..args }),
         Some(Scenario::Idle(args)) => return idle::run(&args),
+        Some(Scenario::Sunday(args)) => return sunday::run(&args),
         None => {
-            eprintln!("ringcast load: say which load: fanout, max, burst, storm or idle");
+            eprintln!("ringcast load: say which load: fanout, max, burst, storm, idle or sunday");
             return WRONG_USE.into();
         }
     };

@@ -165,6 +165,31 @@ pub(super) struct ChannelSeen {
     pub(super) epoch: Option<String>,
 }
 
+/// Events beside the audited ones, by how many came and how many were told as lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Heard {
+    /// `custom.*` of this run's posts.
+    pub(super) custom: u64,
+    /// Of which `gap` said that they are lost.
+    pub(super) custom_told: u64,
+    /// `typing.start` and `typing.stop`.
+    pub(super) typing: u64,
+    /// Of which `gap` said that they are lost.
+    pub(super) typing_told: u64,
+    /// `viewers.updated`.
+    pub(super) totals: u64,
+}
+
+impl Heard {
+    fn add(&mut self, other: Self) {
+        self.custom += other.custom;
+        self.custom_told += other.custom_told;
+        self.typing += other.typing;
+        self.typing_told += other.typing_told;
+        self.totals += other.totals;
+    }
+}
+
 /// All that a fleet found.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Outcome {
@@ -186,6 +211,8 @@ pub(super) struct Outcome {
     pub(super) foreign: u64,
     /// Events of other types.
     pub(super) others: u64,
+    /// Events that have no account of their own, where messages have it.
+    pub(super) heard: Heard,
     /// Greetings whose epoch was another than the channel's first.
     pub(super) epoch_changes: u64,
     /// Why connections were given up: the first few, in words.
@@ -205,6 +232,7 @@ impl Outcome {
         self.last_greeting_ns = self.last_greeting_ns.max(other.last_greeting_ns);
         self.foreign += other.foreign;
         self.others += other.others;
+        self.heard.add(other.heard);
         self.epoch_changes += other.epoch_changes;
         let room = COMPLAINTS_MAX.saturating_sub(self.complaints.len());
         self.complaints.extend(other.complaints.iter().take(room).cloned());

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::audit::ChannelTarget;
+use super::audit::{ChannelTarget, add_counts};
 use super::foreign::Post;
 use super::http;
 use super::kernel::{self, now_ns};
@@ -41,6 +41,27 @@ pub(super) struct Posted {
     pub(super) late: Latency,
     /// From leaving to the answer.
     pub(super) answers: Latency,
+}
+
+impl Posted {
+    /// Adds another poster's; of events that nobody keeps, `acked` counts for no viewer's account.
+    pub(super) fn add(&mut self, other: &Self, stored: bool) {
+        self.posts += other.posts;
+        self.unsent += other.unsent;
+        add_counts(&mut self.errors, &other.errors);
+        let room = super::plan::COMPLAINTS_MAX.saturating_sub(self.complaints.len());
+        self.complaints.extend(other.complaints.iter().take(room).cloned());
+        self.late.add(&other.late.recorded());
+        self.answers.add(&other.answers.recorded());
+        if !stored {
+            return;
+        }
+        self.acked.resize(self.acked.len().max(other.acked.len()), ChannelTarget::default());
+        for (mine, theirs) in self.acked.iter_mut().zip(&other.acked) {
+            mine.acked += theirs.acked;
+            mine.last = mine.last.max(theirs.last);
+        }
+    }
 }
 
 struct Lane {
@@ -74,9 +95,12 @@ impl Poster {
         let lane = || Lane { stream: None, out: Vec::new(), sent: 0, input: Vec::new(), busy: VecDeque::new() };
         Self {
             lanes: (0..lanes).map(|_| lane()).collect(),
-            queues: vec![VecDeque::new(); if pace.ephemeral { lanes } else { 1 }],
-            posted: Posted { acked: vec![ChannelTarget::default(); pace.channels as usize], ..Posted::default() },
-            in_flight_max: if pace.ephemeral { IN_FLIGHT_MAX } else { 1 },
+            queues: vec![VecDeque::new(); if pace.say.is_stored() { 1 } else { lanes }],
+            posted: Posted {
+                acked: vec![ChannelTarget::default(); (pace.first_channel + pace.channels) as usize],
+                ..Posted::default()
+            },
+            in_flight_max: if pace.say.is_stored() { 1 } else { IN_FLIGHT_MAX },
             request: Vec::new(),
             progress,
             pace,
@@ -283,7 +307,7 @@ impl Poster {
         self.progress.fetch_add(1, Relaxed);
         self.posted.answers.record(now_ns().saturating_sub(since));
         let right = self.pace.right_status();
-        let position = if self.pace.ephemeral { Some(self.pace.in_channel(number)) } else { seq_of(body) };
+        let position = if self.pace.say.is_stored() { seq_of(body) } else { Some(self.pace.in_channel(number)) };
         if let (true, Some(position)) = (status == right, position) {
             let target = &mut self.posted.acked[self.pace.channel(number) as usize];
             target.acked += 1;

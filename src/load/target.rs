@@ -75,6 +75,11 @@ impl Target {
         Ok(Self { endpoint: Endpoint::local(port), key, meter, node: Some(node) })
     }
 
+    /// Where the data of a started node lie.
+    pub(super) fn data_dir(&self) -> Option<&Path> {
+        self.node.as_ref().map(|node| node.dir.as_path())
+    }
+
     /// Says so when a started node has ended during the run.
     pub(super) fn died(&mut self) -> Option<String> {
         let node = self.node.as_mut()?;

@@ -221,13 +221,22 @@ impl Viewer {
         }
         match kind {
             b"message.new" => self.on_stored(now_ns, event, desk),
-            b"custom.load" => {
+            b"custom.load" if desk.ephemeral => {
                 self.on_ephemeral(now_ns, event, desk);
+                Ok(())
+            }
+            b"custom.load" => {
+                desk.heard.custom += u64::from(Self::probe(event, desk).is_some());
+                Ok(())
+            }
+            b"typing.start" | b"typing.stop" => {
+                desk.heard.typing += 1;
                 Ok(())
             }
             b"gap" => self.on_gap(event, desk),
             b"viewers.updated" => {
                 desk.others += 1;
+                desk.heard.totals += 1;
                 // A paused viewer reads a count from the past.
                 if !self.slow
                     && let Some(connections) = number_behind(&desk.connections, event)
@@ -285,7 +294,7 @@ impl Viewer {
     }
 
     fn on_ephemeral(&mut self, now_ns: u64, event: &[u8], desk: &mut Desk) {
-        let probe = Self::probe(event, desk).filter(|_| desk.ephemeral);
+        let probe = Self::probe(event, desk);
         let verdict = probe.map_or(Verdict::Delivered, |probe| self.tally.message(probe.in_channel, true));
         self.count(now_ns, verdict, probe, desk);
     }
@@ -302,7 +311,7 @@ impl Viewer {
         }
     }
 
-    fn on_gap(&mut self, event: &[u8], desk: &Desk) -> Result<(), Ending> {
+    fn on_gap(&mut self, event: &[u8], desk: &mut Desk) -> Result<(), Ending> {
         let gap: Gap = serde_json::from_slice(event).map_err(|_| misread("a gap that cannot be read", event))?;
         let counted = |kind: &str| {
             if desk.ephemeral {
@@ -311,6 +320,13 @@ impl Viewer {
                 kind.starts_with("message.") || kind.starts_with("reaction.")
             }
         };
+        let told = |begin: &str| -> u64 {
+            gap.dropped.iter().filter(|(kind, _)| kind.starts_with(begin)).map(|(_, count)| count).sum()
+        };
+        desk.heard.typing_told += told("typing.");
+        if !desk.ephemeral {
+            desk.heard.custom_told += told("custom.");
+        }
         let lost = gap.dropped.iter().filter(|(kind, _)| counted(kind)).map(|(_, count)| count).sum();
         // Seqs say where stored events were lost; of others only the number is told.
         let range = gap.from_seq.zip(gap.to_seq).filter(|_| !desk.ephemeral);

@@ -11,8 +11,10 @@ use crate::post::presence::{Present, Stated, UserHolding};
 use crate::wire::presence::Status;
 use crate::wire::topic::Topic;
 
-/// How soon a large change of the totals is told, in milliseconds.
-const LARGE_CHANGE_MS: u64 = 1_000;
+/// How often in an interval a large change of the totals is told.
+const LARGE_CHANGES_AN_INTERVAL: u64 = 5;
+/// Totals are never told more often, in milliseconds.
+const WAIT_MS_MIN: u64 = 1_000;
 
 /// Counts by shard. Nearly every user is on one shard, and no channel is on many.
 #[derive(Debug, Default)]
@@ -141,9 +143,10 @@ impl Channel {
     /// When the totals are to be told, in monotonic milliseconds; `None` if they are as they were told.
     pub(super) fn tell_at_ms(&self, interval_ms: u32) -> Option<u64> {
         let now = self.totals();
+        let interval_ms = u64::from(interval_ms);
         let wait_ms =
-            if now.differs_largely(self.told) { LARGE_CHANGE_MS } else { LARGE_CHANGE_MS.max(interval_ms.into()) };
-        (now != self.told).then_some(self.told_at_ms + wait_ms)
+            if now.differs_largely(self.told) { interval_ms / LARGE_CHANGES_AN_INTERVAL } else { interval_ms };
+        (now != self.told).then_some(self.told_at_ms + wait_ms.max(WAIT_MS_MIN))
     }
 
     /// The totals are told now: connections and users.

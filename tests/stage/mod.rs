@@ -13,8 +13,7 @@ use ringcast::wire::http::{Head, parse_head};
 use ringcast::wire::sealed::{Event, Sealed};
 use ringcast::wire::topic::{Scope, Topic, TopicHasher};
 
-const HEAD: &[u8] =
-    b"GET /v1/demo/channels/race/ws HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+const FIELDS: &str = "Host: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 
 /// The shard, and the channel that everybody watches.
@@ -38,9 +37,15 @@ impl Stage {
         Self { shard, now, topic, batch: SendBatch::default(), results: Vec::new(), seats: 0 }
     }
 
-    /// A viewer asks to join.
+    /// A viewer asks to join the channel that everybody watches.
     pub(crate) fn join(&mut self, heard: &mut impl FnMut(&Action)) {
-        let Ok(Head::Upgrade(upgrade)) = parse_head(HEAD) else { panic!("the head is an upgrade") };
+        self.join_channel("race", heard);
+    }
+
+    /// A viewer asks to join a channel.
+    pub(crate) fn join_channel(&mut self, channel: &str, heard: &mut impl FnMut(&Action)) {
+        let head = format!("GET /v1/demo/channels/{channel}/ws HTTP/1.1\r\n{FIELDS}");
+        let Ok(Head::Upgrade(upgrade)) = parse_head(head.as_bytes()) else { panic!("the head is an upgrade") };
         self.shard.on_upgrade(self.now, &upgrade, Origin { address: None, loopback: true }).expect("a ticket");
         self.act(heard);
     }

@@ -18,6 +18,7 @@ use crate::admission::{Apps, HookOptions};
 use crate::base::{Now, ShardId};
 use crate::config::{Config, Cores};
 use crate::doctor::{self, Machine, Severity};
+use crate::io::admin::Admin;
 use crate::io::clock::Clock;
 use crate::io::committer::Committer;
 use crate::io::executor::Rouser;
@@ -28,6 +29,7 @@ use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
 use crate::io::ring::{self, KernelFeatures, RingOptions};
 use crate::io::shard_core::{self, ShardCoreParts};
 use crate::io::socket::{self, PortLock, SocketOptions};
+use crate::io::usage::Usage;
 use crate::io::watchdog::Watchdog;
 use crate::io::web_server::WebOptions;
 use crate::io::{admin, executor, machine, signal};
@@ -147,6 +149,13 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     let rooms: Vec<_> = rooms.into_iter().map(|row| (row.key, row.room)).collect();
     {
         let (hasher, life, to_shards) = (hasher.clone(), Arc::clone(&life), office.to_shards.clone());
+        let usage = Usage {
+            database,
+            database_bytes_max: config.store.bytes_max,
+            disk: config.disk.clone(),
+            letters: office.to_orchestrator.first().map(|doors| doors.letters.clone()),
+            news: office.news.clone(),
+        };
         let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
         let (hooks_kept, memory_mib_max) = (config.hook_connections_kept as usize, config.memory_mib_max);
         let main = move || async move {
@@ -154,10 +163,13 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             let orchestrator = Rc::new(RefCell::new(orchestrator));
             let queue = executor::http_queue();
             let hooks = Hooks::new(hooks, hooks_kept, queue);
-            let (its_orchestrator, its_hooks) = (Rc::clone(&orchestrator), Rc::clone(&hooks));
-            let listening =
-                admin::run(admin_listener, its_orchestrator, Arc::clone(&life), its_hooks, web, queue, reserve);
-            executor::spawn(listening);
+            let admin = Admin {
+                orchestrator: Rc::clone(&orchestrator),
+                life: Arc::clone(&life),
+                hooks: Rc::clone(&hooks),
+                usage,
+            };
+            executor::spawn(admin::run(admin_listener, Rc::new(admin), web, queue, reserve));
             let parts = OrchestratorCoreParts {
                 orchestrator,
                 inbox,

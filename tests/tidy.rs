@@ -48,7 +48,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("tungstenite", &["wire/socket.rs", "wire/http.rs", "load/"]),
     ("rkyv", &["wire/sealed.rs"]),
     ("crc32fast", &["wire/sealed.rs"]),
-    ("httparse", &["wire/http.rs"]),
+    ("httparse", &["wire/http.rs", "wire/framing.rs"]),
     ("form_urlencoded", &["wire/http.rs", "shard/request.rs", "shard/connections.rs"]),
     ("memchr", &["wire/scan.rs", "load/"]),
     ("rapidhash", &["wire/topic.rs"]),

@@ -92,6 +92,8 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("busy_timeout_ms", 0..=MINUTE_MS, &mut store.busy_timeout_ms);
         t.number("cache_kib", 64..=16 * MIB, &mut store.cache_kib);
         t.flag("quick_check", &mut store.quick_check);
+        t.number("disk_reserve_mib", 0..=16 * MIB, &mut config.disk.reserve_mib);
+        t.number("wal_mib_max", 1..=MIB, &mut config.disk.wal_mib_max);
     });
     sheet.table("limits", |t| {
         t.number("address_connections_max", 1..=10_000_000, &mut orchestrator.address_connections_max);

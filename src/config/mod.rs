@@ -33,6 +33,7 @@ use crate::admission::blocklist::Blocklist;
 use crate::admission::{AppOptions, Apps};
 use crate::base::Name;
 use crate::io::proxies::Proxies;
+use crate::io::usage::DiskOptions;
 use crate::orchestrator::OrchestratorOptions;
 use crate::shard::ShardOptions;
 use crate::store::OpenOptions;
@@ -82,6 +83,8 @@ pub struct Config {
     pub orchestrator: OrchestratorOptions,
     /// Of the database; its seed of epochs is filled in at the start.
     pub store: OpenOptions,
+    /// What the disk of the database is watched for.
+    pub disk: DiskOptions,
     /// Of each shard's ring.
     pub ring: RingSettings,
     /// The tenants as configured. Empty stands for the demo app, which [`Config::open_apps`] makes.
@@ -140,6 +143,7 @@ impl Default for Config {
             shard: ShardOptions::default(),
             orchestrator: OrchestratorOptions::default(),
             store: OpenOptions::default(),
+            disk: DiskOptions::default(),
             ring: RingSettings::default(),
             apps: Vec::new(),
             elsewhere: Vec::new(),

@@ -118,6 +118,8 @@ pub struct Behind {
     pub outbox: Outbox<Payload>,
     /// The socket took less than it was given and has not said since that it takes more; monotonic milliseconds.
     pub blocked_since_ms: Option<u64>,
+    /// It was refused for as long as may be, and is tried once more: what takes a byte now is slow, not stuck.
+    pub last_try: bool,
     /// It stands on the list of those who may write.
     pub listed: bool,
     /// To be said last; then the connection ends.

@@ -4,7 +4,6 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,8 +15,10 @@ use glommio::{TaskQueueHandle, spawn_local_into};
 use super::descriptors;
 use super::hooks::Hooks;
 use super::life::Life;
+use super::socket;
+use super::usage::Usage;
 use super::watchdog::name_of;
-use super::web_server::{WebOptions, WholeRequest, serve};
+use super::web_server::{After, WebOptions, WholeRequest, serve};
 use crate::metrics;
 use crate::orchestrator::Orchestrator;
 use crate::shard::ApiAnswer;
@@ -26,30 +27,39 @@ use crate::wire::problem::Problem;
 /// A used/limit ratio from which on the node says that it is not ready.
 const READY_BELOW_PERCENT: u64 = 95;
 
+/// What one listener works with.
+pub struct Admin {
+    /// The orchestrator of this core.
+    pub orchestrator: Rc<RefCell<Orchestrator>>,
+    /// Whether the node is ready.
+    pub life: Arc<Life>,
+    /// The connections that are kept to hooks.
+    pub hooks: Rc<Hooks>,
+    /// What it takes of its machine.
+    pub usage: Usage,
+}
+
 /// Of these a full one says nothing about room for viewers: a pool that a burst fills once, and a list that is as long as
 /// its owner wrote it.
 const NOT_ABOUT_ROOM: [&str; 2] = ["recv_buffers", "patterns"];
 
 /// Accepts until the executor ends.
-pub async fn run(
-    listener: OwnedFd,
-    orchestrator: Rc<RefCell<Orchestrator>>,
-    life: Arc<Life>,
-    hooks: Rc<Hooks>,
-    web: WebOptions,
-    queue: TaskQueueHandle,
-    reserve: usize,
-) {
+pub async fn run(listener: OwnedFd, admin: Rc<Admin>, web: WebOptions, queue: TaskQueueHandle, reserve: usize) {
     let listener = descriptors::listener(listener);
     let mut reserved = reserve_descriptors(reserve);
     loop {
         match listener.accept().await {
             Ok(stream) => {
-                let (orchestrator, life, hooks) = (Rc::clone(&orchestrator), Arc::clone(&life), Rc::clone(&hooks));
-                let handler = move |request: WholeRequest| answer(&request, &orchestrator, &life, &hooks);
+                let admin = Rc::clone(&admin);
+                let handler = move |request: WholeRequest| std::future::ready(answer(&request, &admin));
                 let connection = async move {
                     // Nobody is upgraded here: what asks for it is closed.
-                    drop(serve(stream, Vec::new(), web, handler).await);
+                    if let Some((stream, After::Refuse(problem))) = serve(stream, Vec::new(), web, handler).await
+                        && let Ok(fd) = descriptors::back(stream)
+                    {
+                        socket::send_last(&fd, &problem.response());
+                        let _ = socket::discard(&fd);
+                    }
                 };
                 if let Ok(task) = spawn_local_into(connection, queue) {
                     drop(task.detach());
@@ -71,41 +81,38 @@ fn reserve_descriptors(count: usize) -> Vec<File> {
     (0..count).map_while(|_| File::open("/dev/null").ok()).collect()
 }
 
-fn answer(
-    request: &WholeRequest,
-    orchestrator: &Rc<RefCell<Orchestrator>>,
-    life: &Arc<Life>,
-    hooks: &Hooks,
-) -> impl Future<Output = ApiAnswer> + use<> {
+fn answer(request: &WholeRequest, admin: &Admin) -> ApiAnswer {
     let get = request.head.method == hyper::Method::GET;
-    let answer = match request.head.uri.path() {
+    match request.head.uri.path() {
         "/healthz" if get => text(200, "ok\n".to_owned()),
-        "/readyz" if get => ready(&orchestrator.borrow(), life),
+        "/readyz" if get => ready(admin),
         "/metrics" if get => {
-            let orchestrator = orchestrator.borrow();
+            let orchestrator = admin.orchestrator.borrow();
             let mut own = orchestrator.own_metrics();
-            own.of_apps.extend(hooks.gauges());
+            own.of_apps.extend(admin.hooks.gauges());
+            own.gauges.extend(admin.usage.gauges());
             text(200, metrics::render::render(orchestrator.reports(), &own))
         }
         "/healthz" | "/readyz" | "/metrics" => {
             Problem::new(405, "method", "use GET").with_header("allow", "GET").into()
         }
         path => Problem::new(404, "not_found", format!("nothing is at {path:?}")).into(),
-    };
-    std::future::ready(answer)
+    }
 }
 
-fn ready(orchestrator: &Orchestrator, life: &Life) -> ApiAnswer {
-    if !life.is_ready() {
+fn ready(admin: &Admin) -> ApiAnswer {
+    if !admin.life.is_ready() {
         return text(503, "not ready: starting or draining\n".to_owned());
     }
-    if let Some(core) = life.stalled() {
-        return text(503, format!("not ready: {} takes no turns\n", name_of(core, life.shards())));
+    if let Some(core) = admin.life.stalled() {
+        return text(503, format!("not ready: {} takes no turns\n", name_of(core, admin.life.shards())));
     }
+    let orchestrator = admin.orchestrator.borrow();
     let shards = orchestrator.reports().iter().flatten().flat_map(|report| report.gauges.iter());
     let full = orchestrator
         .gauges()
         .iter()
+        .chain(&admin.usage.gauges())
         .chain(shards)
         .filter(|(name, _)| !NOT_ABOUT_ROOM.contains(name))
         .find(|(_, gauge)| gauge.limit > 0 && gauge.used * 100 >= gauge.limit * READY_BELOW_PERCENT)

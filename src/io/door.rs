@@ -12,10 +12,10 @@ use std::rc::Rc;
 use super::proxies::Proxies;
 use super::socket;
 use crate::base::{Gauge, Now};
-use crate::wire::http::{HEAD_BYTES_MAX, Head, parse_head};
+use crate::wire::framing::HeadScan;
+use crate::wire::http::{Head, parse_head};
 use crate::wire::problem::Problem;
 use crate::wire::proxy;
-use crate::wire::scan::HeadEnd;
 
 /// How long a refused socket is kept so that its peer can read why, in milliseconds.
 const FAREWELL_MS: u64 = 1_000;
@@ -29,7 +29,7 @@ struct Guest {
     /// A PROXY header must come first.
     owes_header: bool,
     buffer: Vec<u8>,
-    end: HeadEnd,
+    scan: HeadScan,
     deadline_ms: u64,
 }
 
@@ -132,8 +132,8 @@ impl Door {
         let key = self.next_key;
         self.next_key = self.next_key.wrapping_add(1).max(1);
         let deadline_ms = now.mono_ms() + self.head_ms_max;
-        let (buffer, end) = (Vec::new(), HeadEnd::default());
-        self.guests.insert(key, Guest { fd, source, owes_header, buffer, end, deadline_ms });
+        let (buffer, scan) = (Vec::new(), HeadScan::default());
+        self.guests.insert(key, Guest { fd, source, owes_header, buffer, scan, deadline_ms });
         Some(key)
     }
 
@@ -157,22 +157,14 @@ impl Door {
         if guest.owes_header {
             return Ok(None);
         }
-        let Some(end) = guest.end.find(&guest.buffer) else {
-            if guest.buffer.len() > HEAD_BYTES_MAX {
-                let detail = format!("a request head has at most {HEAD_BYTES_MAX} bytes");
-                let problem = Problem::new(431, "head_too_large", detail);
-                self.refuse_guest(now, key, &problem);
-                return Err(problem);
-            }
-            return Ok(None);
-        };
-        let parsed = if end > HEAD_BYTES_MAX {
-            Err(Problem::new(431, "head_too_large", format!("a request head has at most {HEAD_BYTES_MAX} bytes")))
-        } else {
-            parse_head(&guest.buffer[..end])
+        let found = guest.scan.find(&guest.buffer);
+        let parsed = match found {
+            Ok(None) => return Ok(None),
+            Ok(Some(end)) => parse_head(&guest.buffer[..end]).map(|head| (head, end)),
+            Err(problem) => Err(problem),
         };
         match parsed {
-            Ok(head) => {
+            Ok((head, end)) => {
                 let Some(guest) = self.guests.remove(&key) else { return Ok(None) };
                 let mut leftover = guest.buffer;
                 if head != Head::Other {

@@ -85,6 +85,19 @@ pub fn read_number(path: &str) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
+/// What is free for us on the disk of this directory, in bytes; `None` if the system does not say.
+#[must_use]
+pub fn disk_free_bytes(dir: &std::path::Path) -> Option<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = if dir.as_os_str().is_empty() { std::path::Path::new(".") } else { dir };
+    let dir = std::ffi::CString::new(dir.as_os_str().as_bytes()).ok()?;
+    // SAFETY: an all-zero statvfs is a valid value of a structure of plain numbers.
+    let mut disk: libc::statvfs = unsafe { mem::zeroed() };
+    // SAFETY: the path ends with a zero byte and lives until after the call, which fills `disk`.
+    let failed = unsafe { libc::statvfs(dir.as_ptr(), &raw mut disk) } != 0;
+    (!failed).then(|| disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
 /// Tells the service manager that everything listens. Without one, nothing is told.
 pub fn notify_ready() {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);

@@ -22,6 +22,7 @@ pub mod ring;
 pub mod shard_core;
 pub mod signal;
 pub mod socket;
+pub mod usage;
 pub mod wait;
 pub mod watchdog;
 pub mod web_server;

@@ -1,10 +1,12 @@
 //! HTTP/1.1 over a socket of this core: what is no upgrade is replayed into the HTTP library.
 //!
 //! A stream with the bytes already read flows in; requests, whole and bounded, flow out to a handler. Always true: a
-//! body has a limit in bytes and in time, a connection that is idle or slow ends, and read errors stay errors.
+//! body has a limit in bytes and in time, a connection that is idle or slow ends, read errors stay errors, and the
+//! library sees no byte that `wire::framing` has not passed, so it never meets a head of which there could be two opinions.
 //!
 //! A proxy that keeps connections to its upstreams sends an upgrade behind other requests. Its head does not reach the
-//! library: the connection ends for the library there, and comes back to the caller with the bytes of that head.
+//! library: the connection ends for the library there, once all before it is answered, and comes back to the caller with
+//! the bytes of that head. In the same way a head that is refused comes back with the refusal.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -12,14 +14,14 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_lite::{AsyncRead, AsyncWrite, FutureExt};
 use glommio::net::TcpStream;
 use glommio::timer::Timer;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
@@ -27,7 +29,8 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 
 use crate::shard::ApiAnswer;
-use crate::wire::http::{HEAD_BYTES_MAX, begins_upgrade};
+use crate::wire::framing::{Framing, Stop};
+use crate::wire::http::HEAD_BYTES_MAX;
 use crate::wire::problem::Problem;
 
 /// What an HTTP connection may take.
@@ -65,44 +68,55 @@ impl WholeRequest {
     }
 }
 
-/// Serves one connection until it ends, or until an upgrade comes: then the stream and what was read of the upgrade are
-/// given back. `prefix` was read already.
+/// What is left to do with a connection that the library is done with.
+#[derive(Debug)]
+pub enum After {
+    /// An upgrade came; this was read of it, its whole head first.
+    Upgrade(Vec<u8>),
+    /// A head is refused; nothing behind it was looked at.
+    Refuse(Problem),
+}
+
+/// Serves one connection until it ends, or until an upgrade or a head comes that is refused: then the stream is given
+/// back. `prefix` was read already.
 pub async fn serve<H, F>(
     stream: TcpStream,
     prefix: Vec<u8>,
     options: WebOptions,
     handler: H,
-) -> Option<(TcpStream, Vec<u8>)>
+) -> Option<(TcpStream, After)>
 where
     H: Fn(WholeRequest) -> F + Clone + 'static,
     F: Future<Output = ApiAnswer> + 'static,
 {
-    let answered = Rc::new(Cell::new(0_u64));
     let busy = Rc::new(Cell::new(false));
-    let shared =
-        Rc::new(Shared { stream: RefCell::new(stream), between: Cell::new(false), upgrade: RefCell::default() });
+    let mut framing = Framing::default();
+    framing.feed(&prefix);
+    drop(prefix);
+    let shared = Rc::new(Shared {
+        stream: RefCell::new(stream),
+        framing: RefCell::new(framing),
+        answered: Cell::new(0),
+        told: Cell::new(0),
+        waits: Cell::new(None),
+    });
     let service = {
-        let (answered, busy, shared) = (Rc::clone(&answered), Rc::clone(&busy), Rc::clone(&shared));
+        let (busy, shared) = (Rc::clone(&busy), Rc::clone(&shared));
         service_fn(move |request: Request<Incoming>| {
-            let (handler, answered, busy) = (handler.clone(), Rc::clone(&answered), Rc::clone(&busy));
-            let shared = Rc::clone(&shared);
+            let (handler, busy, shared) = (handler.clone(), Rc::clone(&busy), Rc::clone(&shared));
             async move {
                 busy.set(true);
                 let answer = match read_whole(request, options).await {
-                    Ok(request) => {
-                        // Only behind a body that was read to its end does the next byte begin a head.
-                        shared.between.set(true);
-                        handler(request).await
-                    }
+                    Ok(request) => handler(request).await,
                     Err(problem) => problem.into(),
                 };
                 busy.set(false);
-                answered.set(answered.get() + 1);
+                shared.answered.set(shared.answered.get() + 1);
                 Ok::<_, Infallible>(respond(answer))
             }
         })
     };
-    let io = Stream { prefix, at: 0, shared: Rc::clone(&shared) };
+    let io = Stream { shared: Rc::clone(&shared) };
     let connection =
         http1::Builder::new().header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX).serve_connection(io, service);
     // The library's own timers want `Send`; a watch beside the connection does not.
@@ -110,10 +124,10 @@ where
         let mut seen = u64::MAX;
         loop {
             Timer::new(Duration::from_millis(u64::from(options.idle_ms_max))).await;
-            if seen == answered.get() && !busy.get() {
+            if seen == shared.answered.get() && !busy.get() {
                 return;
             }
-            seen = answered.get();
+            seen = shared.answered.get();
         }
     };
     let connection = async {
@@ -122,33 +136,35 @@ where
     };
     connection.or(watch).await;
     // The library has let go of its half.
-    let Shared { stream, upgrade, .. } = Rc::into_inner(shared)?;
-    Some(upgrade.into_inner()).filter(|head| !head.is_empty()).map(|head| (stream.into_inner(), head))
+    let shared = Rc::into_inner(shared)?;
+    if !shared.gives_back() {
+        return None;
+    }
+    let after = match shared.framing.into_inner().into_stop()? {
+        Stop::Upgrade(head) => After::Upgrade(head),
+        Stop::Refused(problem) => After::Refuse(problem),
+        Stop::Torn | Stop::Over => return None,
+    };
+    Some((shared.stream.into_inner(), after))
 }
 
 async fn read_whole(request: Request<Incoming>, options: WebOptions) -> Result<WholeRequest, Problem> {
     let (head, body) = request.into_parts();
-    let read = async {
-        Limited::new(body, options.body_bytes_max).collect().await.map(http_body_util::Collected::to_bytes).ok()
-    };
-    let too_slow = async {
+    let late = async {
         Timer::new(Duration::from_millis(u64::from(options.request_ms_max))).await;
-        None
+        Err(Problem::new(408, "body_too_slow", "the body did not come in time"))
     };
-    let late = Cell::new(true);
     let read = async {
-        let body = read.await;
-        late.set(false);
-        body
-    };
-    match read.or(too_slow).await {
-        Some(body) => Ok(WholeRequest { head, body }),
-        None if late.get() => Err(Problem::new(408, "body_too_slow", "the body did not come in time")),
-        None => {
-            let detail = format!("a body has at most {} bytes", options.body_bytes_max);
-            Err(Problem::new(413, "body_too_large", detail))
+        match Limited::new(body, options.body_bytes_max).collect().await {
+            Ok(body) => Ok(body.to_bytes()),
+            Err(error) if error.is::<LengthLimitError>() => {
+                let detail = format!("a body has at most {} bytes", options.body_bytes_max);
+                Err(Problem::new(413, "body_too_large", detail))
+            }
+            Err(_) => Err(Problem::new(400, "body_torn", "the body ends before its end, or its chunks are none")),
         }
-    }
+    };
+    read.or(late).await.map(|body| WholeRequest { head, body })
 }
 
 fn respond(answer: ApiAnswer) -> Response<Full<Bytes>> {
@@ -168,57 +184,58 @@ fn respond(answer: ApiAnswer) -> Response<Full<Bytes>> {
     response
 }
 
-/// A stream of this core as the HTTP library wants it, with the bytes that were read before it got it.
+/// A stream of this core as the HTTP library wants it.
 struct Stream {
-    prefix: Vec<u8>,
-    at: usize,
     shared: Rc<Shared>,
 }
 
 /// What stays when the library is done.
 struct Shared {
     stream: RefCell<TcpStream>,
-    /// A request was read whole, and of the next nothing yet.
-    between: Cell<bool>,
-    /// The beginning of an upgrade; once there is one, the library reads nothing more and does not close.
-    upgrade: RefCell<Vec<u8>>,
+    framing: RefCell<Framing>,
+    /// Requests that are answered.
+    answered: Cell<u64>,
+    /// Of those, whose answers have left the library.
+    told: Cell<u64>,
+    /// The library, while it waits for the end that comes behind its answers.
+    waits: Cell<Option<Waker>>,
+}
+
+impl Shared {
+    /// The library has answered all that it was given, and the connection is then somebody else's.
+    fn gives_back(&self) -> bool {
+        let framing = self.framing.borrow();
+        matches!(framing.stopped(), Some(Stop::Upgrade(_) | Stop::Refused(_))) && self.told.get() == framing.heads()
+    }
 }
 
 impl Read for Stream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        mut buffer: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.at < self.prefix.len() {
-            let bytes = (self.prefix.len() - self.at).min(buffer.remaining());
-            buffer.put_slice(&self.prefix[self.at..self.at + bytes]);
-            self.at += bytes;
-            if self.at == self.prefix.len() {
-                self.prefix = Vec::new();
-                self.at = 0;
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, mut buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let mut framing = self.shared.framing.borrow_mut();
+            let bytes = framing.checked().len().min(buffer.remaining());
+            if bytes > 0 {
+                buffer.put_slice(&framing.checked()[..bytes]);
+                framing.advance(bytes);
+                return Poll::Ready(Ok(()));
             }
-            return Poll::Ready(Ok(()));
-        }
-        let shared = &self.shared;
-        if !shared.upgrade.borrow().is_empty() {
-            return Poll::Ready(Ok(()));
-        }
-        let mut scratch = [0_u8; 4_096];
-        let most = scratch.len().min(buffer.remaining());
-        match Pin::new(&mut *shared.stream.borrow_mut()).poll_read(cx, &mut scratch[..most]) {
-            Poll::Ready(Ok(bytes)) => {
-                // A full buffer may have more behind it in the stream's own, which could not be given back.
-                let whole = bytes < most;
-                if shared.between.replace(false) && whole && begins_upgrade(&scratch[..bytes]) {
-                    *shared.upgrade.borrow_mut() = scratch[..bytes].to_vec();
-                    return Poll::Ready(Ok(()));
+            match framing.stopped() {
+                None => {}
+                // For the library the connection ends here; what it still owes, it says first.
+                Some(Stop::Upgrade(_) | Stop::Refused(_) | Stop::Over) if self.shared.told.get() < framing.heads() => {
+                    self.shared.waits.set(Some(cx.waker().clone()));
+                    return Poll::Pending;
                 }
-                buffer.put_slice(&scratch[..bytes]);
-                Poll::Ready(Ok(()))
+                Some(_) => return Poll::Ready(Ok(())),
             }
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => Poll::Pending,
+            let mut scratch = [0_u8; 4_096];
+            let read = Pin::new(&mut *self.shared.stream.borrow_mut()).poll_read(cx, &mut scratch);
+            match read {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Ok(())),
+                Poll::Ready(Ok(bytes)) => framing.feed(&scratch[..bytes]),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            }
         }
     }
 }
@@ -229,11 +246,16 @@ impl Write for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // The library flushes only what it has written whole.
+        self.shared.told.set(self.shared.answered.get());
+        if let Some(waker) = self.shared.waits.take() {
+            waker.wake();
+        }
         Pin::new(&mut *self.shared.stream.borrow_mut()).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.shared.upgrade.borrow().is_empty() {
+        if self.shared.gives_back() {
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut *self.shared.stream.borrow_mut()).poll_close(cx)

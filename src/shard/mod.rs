@@ -295,7 +295,8 @@ impl Shard {
             released: BTreeMap::new(),
             released_apps: BTreeMap::new(),
             emptied: BTreeSet::new(),
-            report_at_ms: None,
+            // The first says at once what there is room for.
+            report_at_ms: Some(now.mono_ms()),
             draining: None,
             busy_outside: false,
             memory_full: false,
@@ -456,6 +457,8 @@ impl Shard {
             ("connections", Gauge::new(u64::from(self.clients), u64::from(self.options.clients_max))),
             ("channels", self.index.gauge(Scope::Channel)),
             ("users", self.index.gauge(Scope::User)),
+            ("tags", self.index.gauge(Scope::Tag)),
+            ("outbox_bytes", self.outbox_bytes()),
             ("contexts", self.pool.gauge()),
             ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
             ("addresses", self.address_rate.gauge()),
@@ -466,6 +469,13 @@ impl Shard {
         gauges
     }
 
+    /// What waits in the outboxes of all clients. Walks everything: for reports.
+    fn outbox_bytes(&self) -> Gauge {
+        let clients = self.places.iter().filter_map(|place| place.client.as_ref());
+        let used = clients.filter_map(|client| client.behind.as_ref()).map(|behind| behind.outbox.bytes() as u64).sum();
+        Gauge::new(used, u64::from(self.options.clients_max) * u64::from(self.options.outbox.bytes_max))
+    }
+
     fn viewers_of(&self, key: &ChannelKey, room: u32) -> u32 {
         let (app, channel) = (key.app.as_str(), key.channel.as_str());
         let hash = self.hasher.hash(crate::wire::topic::Scope::Channel, app, channel);
@@ -473,7 +483,8 @@ impl Shard {
         no.map_or(0, |no| self.index.room_count(no, room))
     }
 
-    fn schedule_report(&mut self, now: Now) {
+    /// A report is due within the interval, if none is already.
+    pub fn schedule_report(&mut self, now: Now) {
         self.report_at_ms.get_or_insert(now.mono_ms() + u64::from(self.options.report_ms));
     }
 

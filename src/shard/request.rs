@@ -11,6 +11,7 @@ use crate::admission::rate::Rate;
 use crate::admission::{AppOptions, validate};
 use crate::base::{AppId, Class, Name, Now, Ulid};
 use crate::post::letters::{Ban, Draft, Page, Posted, ToOrchestrator};
+use crate::wire::any_json::AnyJson;
 use crate::wire::command::{PostBody, is_object};
 use crate::wire::event::{EventKind, Sources};
 use crate::wire::http::{bearer, path_name, show_epoch};
@@ -445,7 +446,7 @@ impl Shard {
                 if !right || topic.scope != Scope::Channel {
                     return Err(no_right(topic.name.as_str()));
                 }
-                options.check_words(None, body.data.map(serde_json::value::RawValue::get))?;
+                options.check_words(None, body.data.map(AnyJson::get))?;
                 Event {
                     user_id: identity.user.as_str().to_owned(),
                     user_name: identity.name.clone(),

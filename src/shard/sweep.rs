@@ -91,9 +91,10 @@ impl Shard {
         let Some(client) = self.client_mut(id) else { return };
         let blocked = client.behind.as_ref().and_then(|behind| behind.blocked_since_ms);
         if blocked.is_some_and(|since| now.mono_ms() >= since + max_stall_ms) {
-            self.close(now, id, Closing::TooSlow);
-            return;
+            // The kernel tells of room only when much of it is free; who reads a little has some long before.
+            self.try_once_more(id);
         }
+        let Some(client) = self.client_mut(id) else { return };
         // A stream's client never says anything; writing to it shows whether it is there.
         let silent_s = if client.dialect == Dialect::Sse { 0 } else { now_s.saturating_sub(client.seen_s) };
         if silent_s >= close_after {
@@ -181,15 +182,15 @@ impl Shard {
         let linger_s = self.options.linger_ms.div_ceil(1_000);
         let Some(client) = self.client_mut(id) else { return };
         let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
-        let blocked = behind.blocked_since_ms.is_some();
+        let stuck = behind.last_try;
         behind.last_words = Some(client.dialect.closing(closing).into());
         if let Some(behind) = self.places[id.slot as usize].client.as_mut().and_then(|client| client.behind.as_mut())
             && !closing.lets_finish()
         {
             behind.outbox.drain_lost(&mut self.account);
         }
-        if blocked && closing == Closing::TooSlow {
-            // It takes nothing: there is nobody to talk to.
+        if stuck && closing == Closing::TooSlow {
+            // It takes nothing, not even now: there is nobody to talk to.
             self.vanish(now, id);
             return;
         }

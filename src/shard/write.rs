@@ -313,6 +313,9 @@ impl Shard {
                     self.advance_rest(slot, usize::MAX);
                     self.after_write(now, slot);
                 }
+                (Source::Rest, Some(SendResult::Short(0))) if self.is_last_try(send.client) => {
+                    self.close(now, send.client, Closing::TooSlow);
+                }
                 (Source::Rest, Some(SendResult::Short(bytes))) => {
                     self.advance_rest(slot, bytes);
                     self.block(now, send.client);
@@ -389,16 +392,31 @@ impl Shard {
         let Some(client) = self.client_mut(id) else { return };
         if let Some(behind) = &mut client.behind {
             behind.blocked_since_ms.get_or_insert(now.mono_ms());
+            behind.last_try = false;
         }
         self.refresh(id.slot);
         self.actions.push_back(Action::WantWritable(id));
         self.schedule_check(id, now.mono_s() as u32 + stall_s + 1);
     }
 
+    /// The socket has refused everything for as long as may be: it is written to once more before that is believed.
+    pub(super) fn try_once_more(&mut self, id: ClientId) {
+        if let Some(behind) = self.client_mut(id).and_then(|client| client.behind.as_mut()) {
+            behind.blocked_since_ms = None;
+            behind.last_try = true;
+            self.list(id.slot);
+        }
+    }
+
+    fn is_last_try(&self, id: ClientId) -> bool {
+        self.client(id).and_then(|client| client.behind.as_ref()).is_some_and(|behind| behind.last_try)
+    }
+
     /// The socket takes more.
     pub fn on_writable(&mut self, _now: Now, id: ClientId) {
         if let Some(behind) = self.client_mut(id).and_then(|client| client.behind.as_mut()) {
             behind.blocked_since_ms = None;
+            behind.last_try = false;
             self.list(id.slot);
         }
     }
@@ -408,7 +426,7 @@ impl Shard {
         let id = self.id_of(slot);
         let Some(client) = self.places[slot as usize].client.as_mut() else { return };
         let Some(behind) = &mut client.behind else { return };
-        behind.blocked_since_ms = None;
+        (behind.blocked_since_ms, behind.last_try) = (None, false);
         if behind.rest.is_empty() {
             let resuming: Option<TopicNo> =
                 client.subs().find(|sub| matches!(sub.state, SubState::Resuming { asked: 0, .. })).map(|sub| sub.topic);

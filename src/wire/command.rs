@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
+use super::any_json::AnyJson;
 use super::event::{EventKind, KindSet};
 use super::http::{Since, parse_epoch, parse_filter};
 use super::presence::{PresenceState, STATUS_TEXT_BYTES_MAX, Status};
@@ -88,7 +88,7 @@ pub enum Command<'a> {
         /// `custom.…`
         name: String,
         /// Any JSON.
-        data: Option<&'a RawValue>,
+        data: Option<AnyJson<'a>>,
     },
 }
 
@@ -100,7 +100,7 @@ pub struct PostBody<'a> {
     pub text: Option<Cow<'a, str>>,
     /// Any JSON.
     #[serde(borrow, default)]
-    pub data: Option<&'a RawValue>,
+    pub data: Option<AnyJson<'a>>,
     /// The author, if a server key posts for one.
     #[serde(borrow, default)]
     pub user: Option<Cow<'a, str>>,
@@ -137,7 +137,7 @@ struct Raw<'a> {
     #[serde(borrow)]
     r#type: Cow<'a, str>,
     #[serde(borrow, default)]
-    id: Option<&'a RawValue>,
+    id: Option<AnyJson<'a>>,
     #[serde(borrow, default)]
     channel: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
@@ -159,7 +159,7 @@ struct Raw<'a> {
     #[serde(borrow, default)]
     text: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
-    data: Option<&'a RawValue>,
+    data: Option<AnyJson<'a>>,
     #[serde(borrow, default)]
     client_id: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
@@ -186,7 +186,7 @@ pub fn parse(text: &str) -> Result<Parsed<'_>, CommandError> {
         return Err(malformed("it is no JSON object".into()));
     }
     let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-    let id = match raw.id.map(RawValue::get) {
+    let id = match raw.id.map(AnyJson::get) {
         Some(id) if id.len() > ID_BYTES_MAX || id.starts_with(['{', '[']) => {
             return Err(CommandError {
                 code: "bad_field",
@@ -304,7 +304,7 @@ mod tests {
         assert!(!filter.contains(EventKind::TypingStart));
         let parsed = parse(r#"{"type":"message","channel":"race","text":"a\nb","data":{"x":[1]}}"#).unwrap();
         let Command::Message { body, .. } = parsed.command else { panic!() };
-        assert_eq!((body.text.as_deref(), body.data.map(RawValue::get)), (Some("a\nb"), Some(r#"{"x":[1]}"#)));
+        assert_eq!((body.text.as_deref(), body.data.map(AnyJson::get)), (Some("a\nb"), Some(r#"{"x":[1]}"#)));
         let longest = "é".repeat(STATUS_TEXT_BYTES_MAX / 2);
         let text = format!(r#"{{"type":"status","state":"away","text":"{longest}"}}"#);
         let Command::Status { status } = parse(&text).unwrap().command else { panic!() };

@@ -7,6 +7,7 @@
 
 pub use super::dialect::Dialect;
 use super::event::{EventKind, KindSet};
+use super::framing::{body_of, read_request};
 use super::problem::Problem;
 use crate::base::Name;
 use tungstenite::handshake::derive_accept_key;
@@ -80,23 +81,9 @@ pub const ECHO_PATH: &str = "/test/echo";
 /// A problem document: 400, 405, 426, 431 or 505, after which the connection is closed.
 pub fn parse_head(head: &[u8]) -> Result<Head, Problem> {
     let mut fields = [httparse::EMPTY_HEADER; HEAD_FIELDS_MAX];
-    let mut request = httparse::Request::new(&mut fields);
-    match request.parse(head) {
-        Ok(httparse::Status::Complete(_)) => {}
-        Ok(httparse::Status::Partial) => return Err(bad("head_incomplete", "the request head is not complete")),
-        Err(httparse::Error::TooManyHeaders) => {
-            return Err(Problem::new(
-                431,
-                "too_many_fields",
-                format!("a request has at most {HEAD_FIELDS_MAX} header fields"),
-            ));
-        }
-        Err(httparse::Error::Version) => {
-            return Err(Problem::new(505, "http_version", "this node speaks HTTP/1.1"));
-        }
-        Err(error) => return Err(bad("head_malformed", format!("the request head is malformed: {error}"))),
-    }
-    let target = request.path.unwrap_or_default();
+    let request = read_request(head, &mut fields)?;
+    body_of(&request)?;
+    let target = origin_form(request.path.unwrap_or_default());
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let Some(route) = route(path)? else { return Ok(Head::Other) };
     let accept = match route {
@@ -157,7 +144,16 @@ pub fn begins_upgrade(bytes: &[u8]) -> bool {
     let first = super::scan::lines(bytes).next().filter(|line| line.len() < bytes.len());
     let Some(Ok(line)) = first.map(std::str::from_utf8) else { return false };
     let target = line.strip_prefix("GET ").and_then(|rest| rest.split(' ').next()).unwrap_or_default();
-    !matches!(route(target.split('?').next().unwrap_or_default()), Ok(None))
+    !matches!(route(origin_form(target).split('?').next().unwrap_or_default()), Ok(None))
+}
+
+/// The path and query of a target. A client that takes us for its proxy names us before them (RFC 9112 §3.2.2).
+fn origin_form(target: &str) -> &str {
+    let Some((scheme, rest)) = target.split_once("://") else { return target };
+    if !scheme.eq_ignore_ascii_case("http") && !scheme.eq_ignore_ascii_case("https") {
+        return target;
+    }
+    rest.find(['/', '?']).map_or("/", |at| &rest[at..])
 }
 
 enum Route {
@@ -201,9 +197,6 @@ fn check_handshake(request: &httparse::Request<'_, '_>) -> Result<String, Proble
     }
     if request.version != Some(1) {
         return Err(Problem::new(505, "http_version", "a WebSocket upgrade is an HTTP/1.1 request"));
-    }
-    if one(request.headers, "host")?.is_none() {
-        return Err(bad("no_host", "the Host field is missing"));
     }
     if one(request.headers, "transfer-encoding")?.is_some()
         || one(request.headers, "content-length")?.is_some_and(|n| n.trim() != "0")
@@ -277,7 +270,7 @@ fn one<'f>(fields: &'f [httparse::Header<'f>], name: &'f str) -> Result<Option<&
 }
 
 /// The field is a list, over one line or several, that holds this token, in whatever case (RFC 9110 §5.3).
-fn has_token(fields: &[httparse::Header<'_>], name: &str, token: &str) -> bool {
+pub(super) fn has_token(fields: &[httparse::Header<'_>], name: &str, token: &str) -> bool {
     values(fields, name)
         .filter_map(|value| std::str::from_utf8(value).ok())
         .flat_map(|value| value.split(','))

@@ -1,12 +1,14 @@
 //! Everything that is bytes to somebody outside: events, frames, heads, commands. Pure; bytes flow in, proofs flow
 //! out: what was parsed once is passed on as a type that cannot be wrong.
 
+pub mod any_json;
 pub mod close;
 pub mod command;
 pub mod dialect;
 pub mod event;
 pub mod forwarded;
 pub mod frame;
+pub mod framing;
 pub mod hook;
 pub mod http;
 pub mod posted_event;

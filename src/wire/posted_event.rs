@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
+use super::any_json::AnyJson;
 use super::event::{EventKind, Sources};
 use super::problem::Problem;
 use super::sealed::Event;
@@ -22,7 +22,7 @@ pub struct PostedEvent<'a> {
     pub kind: Cow<'a, str>,
     /// Any JSON.
     #[serde(borrow, default)]
-    pub data: Option<&'a RawValue>,
+    pub data: Option<AnyJson<'a>>,
     /// Whom it speaks of, if a server key posts it.
     #[serde(borrow, default)]
     pub user: Option<Cow<'a, str>>,

@@ -249,6 +249,14 @@ impl Client {
         }
     }
 
+    /// Throws away so many bytes.
+    pub(crate) fn skip(&mut self, bytes: usize) {
+        while self.buffer.len() - self.at < bytes {
+            assert!(self.more(), "the end came before {bytes} bytes");
+        }
+        self.at += bytes;
+    }
+
     /// Throws away what comes; false at the end.
     pub(crate) fn try_skip(&mut self) -> bool {
         let more = self.more();

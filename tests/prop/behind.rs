@@ -215,3 +215,114 @@ fn rule_06_a_broken_frame_is_finished_first_and_only_whole_frames_are_written() 
     let (gaps, shorts) = (gaps.get(), shorts.get());
     assert!(gaps > 100 && shorts > 1_000, "{gaps} gaps, {shorts} short writes: the dice tried nothing");
 }
+
+/// One viewer whose socket takes so many bytes of each send; what the shard wants of it.
+struct Stuck {
+    stage: Stage,
+    client: ClientId,
+    bytes: Vec<u8>,
+    seq: u64,
+    ended: bool,
+}
+
+impl Stuck {
+    fn new(options: ShardOptions) -> Self {
+        let mut stage = Stage::new(options);
+        let mut client = None;
+        stage.join(&mut |action| {
+            if let Action::Install { client: installed, .. } = action {
+                client = Some(*installed);
+            }
+        });
+        let client = client.expect("a client");
+        stage.settle();
+        Self { stage, client, bytes: Vec::new(), seq: 0, ended: false }
+    }
+
+    fn publish(&mut self, kind: EventKind, bytes: usize) {
+        let stored = kind == EventKind::MessageNew;
+        self.seq += u64::from(stored);
+        let sealed = self.stage.event(kind, if stored { self.seq } else { 0 }, &"x".repeat(bytes));
+        self.stage.shard.on_sealed(self.stage.now, &sealed);
+    }
+
+    /// Submits until nothing waits; each send is taken up to `most` bytes.
+    fn submit(&mut self, most: usize) {
+        let (bytes, ended) = (&mut self.bytes, &mut self.ended);
+        let mut hear = |action: &Action| *ended |= matches!(action, Action::End(_));
+        while self.stage.submit(&mut hear, |_, send| {
+            let taken = send.len().min(most);
+            bytes.extend_from_slice(&send[..taken]);
+            taken
+        }) {}
+    }
+
+    /// Time passes by seconds, and each send is taken up to `most` bytes.
+    fn pass(&mut self, seconds: u64, most: usize) {
+        for _ in 0..seconds {
+            self.stage.now = self.stage.now.plus_ms(1_000);
+            self.stage.shard.on_alarm(self.stage.now);
+            self.submit(most);
+        }
+    }
+}
+
+/// A client that takes nothing while something waits is closed after `max_stall`; one whose kernel has not told of room, and
+/// that yet takes a little whenever it is asked, is slow and not stuck.
+#[test]
+fn rule_11_who_takes_a_little_is_not_taken_for_one_who_takes_nothing() {
+    let options =
+        || ShardOptions { max_stall_ms: 3_000, ping_after_s: 3_600, close_after_s: 7_200, ..Default::default() };
+    let mut stuck = Stuck::new(options());
+    stuck.publish(EventKind::MessageNew, 4_000);
+    stuck.submit(100);
+    // Nobody says that there is room; yet some bytes are taken at each last try.
+    stuck.pass(20, 100);
+    assert!(!stuck.ended && stuck.bytes.len() > 300, "{} bytes were taken", stuck.bytes.len());
+    // From now on nothing is taken.
+    let taken = stuck.bytes.len();
+    stuck.pass(2, 0);
+    assert!(!stuck.ended, "not before the time has passed");
+    stuck.pass(5, 0);
+    assert!(stuck.ended && stuck.bytes.len() == taken);
+    assert_eq!(stuck.stage.shard.stages().closed_slow, 1);
+    assert_eq!(stuck.stage.shard.queued(), [0; 3]);
+    // One who takes nothing from the beginning, for the time and no longer.
+    let mut stuck = Stuck::new(options());
+    stuck.publish(EventKind::MessageNew, 4_000);
+    stuck.submit(0);
+    stuck.pass(3, 0);
+    assert!(!stuck.ended);
+    stuck.pass(3, 0);
+    assert!(stuck.ended);
+}
+
+/// Whose queue overflows with what must not be lost is closed; if its socket takes more within the linger time, it is told.
+#[test]
+fn who_is_overrun_and_reads_again_gets_its_close() {
+    let outbox = OutboxOptions { events_min: 4, events_max: 4, ..OutboxOptions::default() };
+    let overrun = || {
+        let mut stuck = Stuck::new(ShardOptions { outbox, linger_ms: 2_000, ..ShardOptions::default() });
+        stuck.publish(EventKind::MessageNew, 1_000);
+        stuck.submit(10);
+        for _ in 0..6 {
+            stuck.publish(EventKind::AccessRevoked, 0);
+        }
+        stuck.submit(0);
+        assert_eq!(stuck.stage.shard.stages().closed_slow, 1);
+        assert!(!stuck.ended, "it may still read");
+        stuck
+    };
+    let mut stuck = overrun();
+    stuck.stage.shard.on_writable(stuck.stage.now, stuck.client);
+    stuck.submit(usize::MAX);
+    let (text, end) = frame(&stuck.bytes).expect("the broken frame is finished first");
+    assert!(text.starts_with(b"{\"type\":\"message.new\""));
+    assert_eq!(stuck.bytes[end], 0x88, "and then comes the Close");
+    assert_eq!(u16::from_be_bytes([stuck.bytes[end + 2], stuck.bytes[end + 3]]), 4_508);
+    assert_eq!(stuck.stage.shard.queued(), [0; 3]);
+    // Who takes nothing more is let go when the linger time is over.
+    let mut stuck = overrun();
+    stuck.pass(5, 0);
+    assert!(stuck.ended);
+}

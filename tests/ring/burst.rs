@@ -53,7 +53,7 @@ fn rule_10_two_buffers_serve_a_hundred_sockets() {
 
 /// Several thousand sockets turn readable at once while sixteen completions fit; sends go on meanwhile.
 #[test]
-fn an_overflowing_completion_queue_loses_nothing_and_keeps_the_order_of_sends() {
+fn case_e5_an_overflowing_completion_queue_loses_nothing_and_keeps_the_order_of_sends() {
     const SOCKETS: u32 = 3_000;
     let mut bench = Bench::new(RingOptions { sq_entries: 8, cq_entries: 16, recv_buffers: 32, ..small() });
     let mut peers = Vec::new();
@@ -98,7 +98,7 @@ fn an_overflowing_completion_queue_loses_nothing_and_keeps_the_order_of_sends() 
 
 /// Every send of several submits is short while the queue is full of other completions.
 #[test]
-fn an_overflowing_completion_queue_loses_no_short_send() {
+fn case_e5_an_overflowing_completion_queue_loses_no_short_send() {
     let mut bench = Bench::new(RingOptions { sq_entries: 16, cq_entries: 16, ..small() });
     let mut peers = Vec::new();
     let mut ids = Vec::new();

@@ -93,3 +93,33 @@ fn a_failed_accept_waits_for_the_caller() {
     bench.ring.stop_listening();
     bench.until("stops", |b| b.has(&Seen::NotListening(1)));
 }
+
+#[test]
+fn case_e2_a_listener_that_is_closed_while_it_accepts_lends_its_number_to_nobody() {
+    let mut bench = Bench::new(small());
+    for _ in 0..50 {
+        let first = listener();
+        first.set_nonblocking(true).expect("non-blocking");
+        let (address, number) = (first.local_addr().expect("bound"), first.as_raw_fd());
+        bench.ring.listen(number, 1);
+        let mut peers: Vec<_> = (0..4).map(|_| TcpStream::connect(address).expect("connects")).collect();
+        bench.turn(64);
+        // Closed before its accept has ended, and the next listener gets its number.
+        bench.ring.stop_listening();
+        drop(first);
+        let second = listener();
+        let recycled = second.as_raw_fd() == number;
+        let other = second.local_addr().expect("bound");
+        peers.push(TcpStream::connect(other).expect("connects"));
+        bench.until("the first has stopped", |b| b.has(&Seen::NotListening(1)));
+        for _ in 0..5 {
+            bench.turn(64);
+        }
+        assert!(bench.accepted.len() <= 4, "an accept went on by the number of a descriptor (recycled: {recycled})");
+        for fd in bench.accepted.drain(..) {
+            let stream = TcpStream::from(fd);
+            assert_eq!(stream.local_addr().expect("bound"), address, "whoever was accepted came to the first");
+        }
+        assert_eq!(bench.seen.drain(..).collect::<Vec<_>>(), [Seen::NotListening(1)], "and no failure goes on");
+    }
+}

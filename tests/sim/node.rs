@@ -44,6 +44,7 @@ impl Node {
         scene.truth.tells_members = plan.shard.presence.roster_limit >= 500;
         scene.truth.entered = 0;
         scene.truth.dropped_on_the_way = 0;
+        scene.truth.came_twice = 0;
         Self { shards, orchestrator: core }
     }
 

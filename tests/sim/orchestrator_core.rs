@@ -10,10 +10,11 @@ use ringcast::post::letters::{Ban, ToShard};
 use ringcast::post::mailbox::Sender;
 use ringcast::post::report::Report;
 use ringcast::store::chore::Chore;
-use ringcast::store::{Batch, Memory, PageAsk, Pages, Retention, Store, StoreError};
+use ringcast::store::{Appended, Batch, Memory, NewEvent, PageAsk, Pages, Position, Retention, Store, StoreError};
 use ringcast::wire::hook::Verdict;
 use ringcast::wire::sealed::Sealed;
 
+use crate::mutant::Mutant;
 use crate::plan::{APP, name};
 use crate::shard_core::Scene;
 
@@ -198,6 +199,17 @@ impl OrchestratorCore {
     }
 }
 
+/// What a store would say that had written these.
+fn invented(scene: &Scene<'_>, events: &[NewEvent]) -> Vec<Appended> {
+    let mut heads = scene.truth.heads.clone();
+    let new = events.iter().map(|event| {
+        let head = heads.entry(event.key.channel.as_str().to_owned()).or_default();
+        *head += 1;
+        Appended::New { position: Position { epoch: 1, seq: *head } }
+    });
+    new.collect()
+}
+
 impl Disk {
     /// Each thread does something, or not.
     pub(crate) fn turn(&mut self, scene: &mut Scene<'_>) {
@@ -238,7 +250,7 @@ impl Disk {
     }
 
     fn work(&mut self, job: Job, scene: &mut Scene<'_>) {
-        let faulty = scene.random.below(1_000) < scene.plan.faults;
+        let faulty = scene.random.below(1_000) < scene.plan.faults || scene.plan.is_out(scene.step);
         match job {
             Job::SaveBan(number, ban, lift) => {
                 let result = if lift {
@@ -256,7 +268,15 @@ impl Disk {
                     let error = if error == 0 { StoreError::Full } else { StoreError::Io("a bad disk".into()) };
                     self.store.fail_next(1, error);
                 }
+                if scene.mutant.strikes(Mutant::CommitInvented, scene.random, 5) {
+                    let result = Ok(invented(scene, batch.events()));
+                    self.done.push_back(StoreNews::Committed(result));
+                    return;
+                }
                 let mut result = self.store.commit(now_wall_ms, batch.events());
+                if scene.mutant.strikes(Mutant::CommitRepeated, scene.random, 5) {
+                    result = self.store.commit(now_wall_ms, batch.events());
+                }
                 if let Ok(results) = &result {
                     scene.truth.committed(batch.events(), results);
                     scene.trace.say(|| format!("store: {} events are durable", results.len()));

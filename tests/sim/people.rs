@@ -38,7 +38,7 @@ impl World<'_> {
         }
     }
 
-    fn channel(&mut self) -> &'static str {
+    pub(crate) fn channel(&mut self) -> &'static str {
         CHANNELS[self.random.below(self.plan.channels as u64) as usize]
     }
 

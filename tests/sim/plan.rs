@@ -52,6 +52,14 @@ pub(crate) struct Plan {
     pub(crate) losses: u64,
     /// Cores take no events while a tick is half full, as the node's do.
     pub(crate) waits_for_ticks: bool,
+    /// A stored event comes twice to a shard, or late; in a thousand.
+    pub(crate) repeats: u64,
+    /// Steps between which the store fails whatever it is asked to write.
+    pub(crate) outage: Option<(u64, u64)>,
+    /// Wall time jumps, in a thousand steps.
+    pub(crate) jumps: u64,
+    /// Peers that speak no protocol, in a thousand steps.
+    pub(crate) hostile: u64,
     pub(crate) retention: bool,
     pub(crate) resumes: bool,
     pub(crate) rkyv: bool,
@@ -178,6 +186,13 @@ impl Plan {
             waits_for_ticks: random.chance(50),
             hook_trouble: true,
             losses: if retention { 0 } else { random.pick(&[0, 0, 20]) },
+            repeats: if retention { 0 } else { random.pick(&[0, 0, 30]) },
+            outage: (!retention && random.chance(20)).then(|| {
+                let from = random.between(20, steps);
+                (from, from + random.between(10, 150))
+            }),
+            jumps: random.pick(&[0, 0, 10]),
+            hostile: random.pick(&[0, 0, 20]),
             retention,
             resumes: random.chance(75),
             rkyv: random.chance(25),
@@ -187,6 +202,13 @@ impl Plan {
             drain_at: (ends >= 80).then(|| random.between(50, steps)),
             drain_ms: random.between(200, 3_000) as u32,
         }
+    }
+}
+
+impl Plan {
+    /// The store is out of order in this step.
+    pub(crate) fn is_out(&self, step: u64) -> bool {
+        self.outage.is_some_and(|(from, to)| (from..to).contains(&step))
     }
 }
 

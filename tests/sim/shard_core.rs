@@ -7,10 +7,13 @@ use ringcast::io::handoff::{EventDoors, OrchestratorDoors, ShardDoors, ShardInbo
 use ringcast::post::letters::{AddressKey, Seat, ToOrchestrator};
 use ringcast::post::mailbox::{Receiver, Sender};
 use ringcast::shard::{Action, Origin, SendBatch, SendResult, Shard};
+use ringcast::wire::event::EventKind;
 use ringcast::wire::http::{Head, parse_head};
 use ringcast::wire::problem::Problem;
+use ringcast::wire::sealed::Sealed;
 use ringcast::wire::topic::partition;
 
+use crate::mutant::{Mutant, changed};
 use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::socket::{Network, Sent};
@@ -25,6 +28,12 @@ pub(crate) struct Scene<'a> {
     pub(crate) truth: &'a mut Truth,
     pub(crate) trace: &'a mut Trace,
     pub(crate) plan: &'a Plan,
+    /// What is broken on purpose.
+    pub(crate) mutant: Mutant,
+    /// The end has come: nothing goes wrong any more.
+    pub(crate) calm: bool,
+    /// The step of the world.
+    pub(crate) step: u64,
 }
 
 /// A socket that waits for its seat.
@@ -58,6 +67,10 @@ pub(crate) struct ShardCore {
     batch: SendBatch,
     placed: u64,
     rung: Vec<bool>,
+    /// Stored events that come a second time or late, as letters of another node may.
+    again: VecDeque<Sealed>,
+    /// An event that a fault holds back.
+    held: Option<Sealed>,
 }
 
 impl ShardCore {
@@ -87,6 +100,8 @@ impl ShardCore {
             drained: false,
             batch: SendBatch::default(),
             placed: 0,
+            again: VecDeque::new(),
+            held: None,
         }
     }
 
@@ -105,6 +120,9 @@ impl ShardCore {
         let (now, most) = (scene.now, scene.plan.letters_a_turn);
         for _ in 0..most {
             let Some(letter) = self.inbox.answers.pop() else { break };
+            if scene.mutant.strikes(Mutant::AnswerLost, scene.random, 2) {
+                continue;
+            }
             self.shard.on_letter(now, letter);
         }
         for _ in 0..most {
@@ -135,6 +153,16 @@ impl ShardCore {
                 scene.truth.dropped_on_the_way += 1;
                 continue;
             }
+            if sealed.seq() != 0 && scene.plan.repeats > 0 && scene.random.below(1_000) < scene.plan.repeats {
+                // Now and later, or only later: a stored event says by its number where it belongs.
+                self.again.push_back(sealed.clone());
+                if scene.random.chance(50) {
+                    scene.trace.say(|| format!("shard {}: {sealed:?} is late", self.id));
+                    continue;
+                }
+                scene.truth.came_twice += 1;
+            }
+            let Some(sealed) = self.spoil(scene, sealed) else { continue };
             let (noes, topic) = (self.shard.stages().filter_noes, sealed.topic());
             self.shard.on_sealed(now, &sealed);
             let wanted = self.shard.rooms().iter().any(|room| room.viewers > 0 && room.key.channel == topic.name);
@@ -147,11 +175,49 @@ impl ShardCore {
                 );
             }
         }
+        if !self.again.is_empty() && (scene.calm || scene.random.chance(30)) {
+            for sealed in std::mem::take(&mut self.again) {
+                self.shard.on_sealed(now, &sealed);
+            }
+        }
         let placed = self.shard.partition().placed();
         if placed != self.placed {
             self.placed = placed;
             self.orchestrator.placed.replace(placed);
         }
+    }
+
+    /// What a fault makes of an event; `None` if it does not arrive.
+    fn spoil(&mut self, scene: &mut Scene<'_>, sealed: Sealed) -> Option<Sealed> {
+        let (mutant, random) = (scene.mutant, &mut *scene.random);
+        let (kind, stored) = (sealed.kind(), sealed.seq() != 0);
+        if mutant.strikes(Mutant::EventLost, random, 2) {
+            return None;
+        }
+        if kind == EventKind::AccessRevoked && mutant == Mutant::CriticalLost {
+            scene.truth.dropped_on_the_way += 1;
+            return None;
+        }
+        if mutant == Mutant::EventsSwapped && !stored {
+            return match self.held.take() {
+                None if random.chance(30) => {
+                    self.held = Some(sealed);
+                    None
+                }
+                None => Some(sealed),
+                Some(earlier) => {
+                    self.shard.on_sealed(scene.now, &sealed);
+                    Some(earlier)
+                }
+            };
+        }
+        if stored && mutant.strikes(Mutant::TextChanged, random, 10) {
+            return Some(changed(&sealed, |event| event.text = Some("another".to_owned())));
+        }
+        if sealed.exclude() != 0 && mutant == Mutant::ExcludeForgotten {
+            return Some(changed(&sealed, |event| event.exclude = 0));
+        }
+        Some(sealed)
     }
 
     fn turn_ring(&mut self, scene: &mut Scene<'_>) {
@@ -174,6 +240,9 @@ impl ShardCore {
             }
             if socket.wants_room && (socket.is_writable() || socket.reset) {
                 socket.wants_room = false;
+                if scene.mutant.strikes(Mutant::WritableLost, scene.random, 30) {
+                    continue;
+                }
                 self.shard.on_writable(now, id);
             }
             let socket = scene.network.get(no);
@@ -190,6 +259,9 @@ impl ShardCore {
             let bytes: Vec<u8> = socket.up.drain(..most.min(socket.up.len())).collect();
             if !bytes.is_empty() {
                 self.shard.on_bytes(now, id, &bytes);
+                if scene.mutant.strikes(Mutant::BytesRepeated, scene.random, 2) {
+                    self.shard.on_bytes(now, id, &bytes);
+                }
             } else if socket.fin {
                 socket.told_end = true;
                 scene.trace.say(|| format!("shard {}: {id:?} hangs up", self.id));
@@ -258,6 +330,9 @@ impl ShardCore {
         let reserve = scene.plan.orchestrator.credits_max as usize;
         let mut doors = EventDoors { doors: &self.doors, reserve, rung: &mut self.rung };
         while let Some(sealed) = self.shard.poll_news() {
+            if sealed.kind() == EventKind::TypingStop && scene.mutant == Mutant::TypingStopLost {
+                continue;
+            }
             scene.truth.said_of_members(&sealed);
             scene.truth.ordered(&sealed);
             scene.truth.entered += 1;
@@ -268,6 +343,8 @@ impl ShardCore {
 
     fn do_one(&mut self, scene: &mut Scene<'_>, action: Action) {
         match action {
+            Action::Ask(ToOrchestrator::GiveBack { .. }) if scene.mutant == Mutant::SeatKept => {}
+            Action::Ask(ToOrchestrator::Released { .. }) if scene.mutant == Mutant::ReleaseLost => {}
             Action::Ask(letter) => {
                 if !self.unsent.is_empty() {
                     self.unsent.push_back(letter);
@@ -302,6 +379,7 @@ impl ShardCore {
             Action::PauseReads(id) => self.on_socket(scene, id, |socket| socket.paused = true),
             Action::ResumeReads(id) => self.on_socket(scene, id, |socket| socket.paused = false),
             Action::ShutdownWrite(id) => self.on_socket(scene, id, |socket| socket.node_fin = true),
+            Action::End(_) if scene.mutant.strikes(Mutant::EndForgotten, scene.random, 20) => {}
             Action::End(id) => {
                 let turns = scene.random.between(1, 3) as u32;
                 scene.trace.say(|| format!("shard {}: {id:?} ends", self.id));
@@ -365,6 +443,7 @@ impl ShardCore {
                     Some(no) if scene.network.get(no).ending.is_none() => scene.network.send(no, bytes),
                     _ => Sent::Gone,
                 };
+                let sent = misreported(scene, sent, bytes.len());
                 match sent {
                     Sent::Whole => {}
                     Sent::Short(bytes) => results.push((at as u32, SendResult::Short(bytes))),
@@ -377,6 +456,23 @@ impl ShardCore {
                 return;
             }
         }
+    }
+}
+
+/// What a fault says of a send.
+fn misreported(scene: &mut Scene<'_>, sent: Sent, bytes: usize) -> Sent {
+    match sent {
+        Sent::Short(taken) if scene.mutant.strikes(Mutant::SendOverstated, scene.random, 20) => {
+            if taken + 1 == bytes {
+                Sent::Whole
+            } else {
+                Sent::Short(taken + 1)
+            }
+        }
+        Sent::Short(taken) if taken > 0 && scene.mutant.strikes(Mutant::SendUnderstated, scene.random, 20) => {
+            Sent::Short(taken - 1)
+        }
+        sent => sent,
     }
 }
 

@@ -85,6 +85,8 @@ impl Stream {
         let said = match first & 0x0F {
             1 => Said::Text(serde_json::from_slice(payload).expect("rules 1 and 2: a text frame is whole JSON")),
             2 => Said::Binary(payload.to_vec()),
+            // The answer to a Close that named no code.
+            8 if payload.is_empty() => Said::Close(1005),
             8 => {
                 assert!(std::str::from_utf8(&payload[2..]).is_ok(), "a reason is text");
                 Said::Close(u16::from_be_bytes([payload[0], payload[1]]))

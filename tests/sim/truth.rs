@@ -45,6 +45,8 @@ pub(crate) struct Truth {
     /// Events that were put into a partition's mailbox, and those that it turned away, of this process.
     pub(crate) entered: u64,
     pub(crate) dropped_on_the_way: u64,
+    /// Stored events that a shard got twice, of this process.
+    pub(crate) came_twice: u64,
     pub(crate) recovered_asked: bool,
     /// Who was said to have come to a channel and not to have left since.
     members: BTreeSet<(String, String)>,

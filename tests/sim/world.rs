@@ -5,6 +5,7 @@ use ringcast::shard::{ApiRequest, Origin, Outcome};
 use ringcast::store::Memory;
 
 use crate::checks;
+use crate::mutant::Mutant;
 use crate::node::Node;
 use crate::plan::{APP, CHANNELS, Plan, SERVER_KEY, USERS, WALL_MS};
 use crate::rng::Rng;
@@ -34,6 +35,12 @@ pub(crate) struct World<'t> {
     /// Which life of the node it is.
     pub(crate) life: u64,
     pub(crate) calm: bool,
+    /// What is broken on purpose.
+    pub(crate) mutant: Mutant,
+    /// Sockets of peers that speak no protocol.
+    pub(crate) hostile: Vec<usize>,
+    /// How far the wall clock is off, in milliseconds.
+    skew_ms: i64,
     node: Option<Node>,
     store: Option<Memory>,
     /// Last, so that it is dropped after a panic of anything above.
@@ -49,12 +56,15 @@ macro_rules! scene {
             truth: &mut $world.truth,
             trace: &mut $world.trace,
             plan: &$world.plan,
+            mutant: $world.mutant,
+            calm: $world.calm,
+            step: $world.step,
         }
     };
 }
 
 impl<'t> World<'t> {
-    pub(crate) fn new(seed: u64, tokens: &'t [String]) -> Self {
+    pub(crate) fn new(seed: u64, tokens: &'t [String], mutant: Mutant) -> Self {
         let mut random = Rng(seed);
         let plan = Plan::new(&mut random);
         let viewers = (0..plan.viewers).map(Viewer::new).collect();
@@ -70,6 +80,9 @@ impl<'t> World<'t> {
             step: 0,
             life: 0,
             calm: false,
+            mutant,
+            hostile: Vec::new(),
+            skew_ms: 0,
             node: None,
             store: Some(store),
             trace: Trace::new(seed),
@@ -81,6 +94,7 @@ impl<'t> World<'t> {
         while self.step < self.plan.steps {
             self.trouble();
             self.people();
+            self.hostile();
             self.pass(self.plan.step_us_max);
         }
         self.calm_down();
@@ -96,20 +110,25 @@ impl<'t> World<'t> {
             self.pass(REST_US);
         }
         // Who never answers is closed late; after the last end the reports have their time.
-        let (mut left, mut quiet) = (0, 0);
+        let left = |node: &Option<Node>| -> u64 {
+            node.as_ref().map_or(0, |node| node.shards.iter().map(|core| core.shard.stages().left).sum())
+        };
+        let mut quiet = 0;
         while quiet < QUIET_STEPS {
-            let cores = self.node.as_ref().map_or(&[][..], |node| &node.shards);
-            let now_left = cores.iter().map(|core| core.shard.stages().left).sum();
-            quiet = if now_left == left { quiet + 1 } else { 0 };
-            left = now_left;
+            let before = left(&self.node);
             self.pass(REST_US);
-        }
-        // Pings go on for ever: rest is the first moment without one under way.
-        for _ in 0..40 {
-            if self.node.as_ref().is_some_and(|node| node.shards.iter().all(|core| !core.shard.has_fanout())) {
-                break;
+            quiet = if left(&self.node) == before { quiet + 1 } else { 0 };
+            if quiet < QUIET_STEPS {
+                continue;
             }
-            self.pass(1_000);
+            // Pings go on for ever: rest is the first moment without one under way, if nobody has ended until then.
+            for _ in 0..40 {
+                if self.node.as_ref().is_some_and(|node| node.shards.iter().all(|core| !core.shard.has_fanout())) {
+                    break;
+                }
+                self.pass(1_000);
+            }
+            quiet = if left(&self.node) == before { quiet } else { 0 };
         }
         let mut node = self.node.take().expect("a node that is not asked to end goes on");
         checks::at_rest(&mut node, &self.viewers, &mut scene!(self));
@@ -120,7 +139,7 @@ impl<'t> World<'t> {
         self.step += 1;
         let us = if self.calm { us_max } else { self.random.between(50, us_max) };
         self.now.mono_us += us;
-        self.now.wall_ms = WALL_MS + self.now.mono_us / 1_000;
+        self.now.wall_ms = (WALL_MS + self.now.mono_us / 1_000).saturating_add_signed(self.skew_ms);
         self.trace.at(self.now.mono_us);
         if self.node.is_none() {
             let store = self.store.take().expect("a store without a node");
@@ -154,6 +173,11 @@ impl<'t> World<'t> {
             self.trace.say(|| "the node is asked to end".to_owned());
             node.orchestrator.drain(self.now, self.plan.drain_ms);
         }
+        if self.plan.jumps > 0 && self.random.below(1_000) < self.plan.jumps {
+            // Up to an hour, forwards or back: less than a token of this world lives.
+            self.skew_ms = self.random.between(0, 7_200_000) as i64 - 3_600_000;
+            self.trace.say(|| format!("the wall clock is now off by {} ms", self.skew_ms));
+        }
         if self.plan.stalls && self.random.chance(5) {
             let store = &mut node.orchestrator.disk.store;
             let stalled = !store.is_stalled();
@@ -179,6 +203,8 @@ impl<'t> World<'t> {
         self.calm = true;
         self.plan.faults = 0;
         self.plan.losses = 0;
+        self.plan.repeats = 0;
+        self.plan.outage = None;
         self.plan.retention = false;
         self.plan.hook_trouble = false;
         self.plan.letters_a_turn = 256;
@@ -186,6 +212,7 @@ impl<'t> World<'t> {
             node.orchestrator.disk.store.set_stalled(false);
         }
         self.network.widen();
+        self.dismiss_hostile();
         for viewer in &mut self.viewers {
             if viewer.reader != Reader::Never {
                 viewer.reader = Reader::Fast;

@@ -15,7 +15,7 @@ use crate::io::api;
 use crate::io::descriptors;
 use crate::io::door::Waiting;
 use crate::io::handoff::Handoff;
-use crate::io::web_server::{WholeRequest, serve};
+use crate::io::web_server::{After, WholeRequest, serve};
 use crate::shard::Outcome;
 use crate::wire::http::Head;
 use crate::wire::problem::Problem;
@@ -28,11 +28,16 @@ impl Core {
         }
     }
 
-    /// HTTP connections on which an upgrade came stand at the door again.
+    /// HTTP connections on which an upgrade came stand at the door again; those with a bad head get their answer there.
     pub(super) fn take_returned(&mut self, now: Now) {
-        for (fd, head, source) in self.returned.take() {
-            if let Some(key) = self.door.enter_again(now, fd, source) {
-                self.on_greeting(now, key, &head);
+        for (fd, after, source) in self.returned.take() {
+            match after {
+                After::Upgrade(head) => {
+                    if let Some(key) = self.door.enter_again(now, fd, source) {
+                        self.on_greeting(now, key, &head);
+                    }
+                }
+                After::Refuse(problem) => self.door.refuse(now, fd, &problem),
             }
         }
     }
@@ -107,12 +112,12 @@ impl Core {
         let web = self.web;
         let (returned, bell) = (Rc::clone(&self.returned), Rc::clone(&self.bell));
         let connection = async move {
-            let upgrade = serve(stream, waiting.leftover, web, handler).await;
+            let back = serve(stream, waiting.leftover, web, handler).await;
             count.set(count.get() - 1);
-            if let Some((stream, head)) = upgrade
+            if let Some((stream, after)) = back
                 && let Ok(fd) = descriptors::back(stream)
             {
-                returned.borrow_mut().push((fd, head, source));
+                returned.borrow_mut().push((fd, after, source));
                 bell.ring();
             }
         };

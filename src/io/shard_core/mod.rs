@@ -27,9 +27,9 @@ use super::requests::Requests;
 use super::ring::{Greeting, RingEvent, SendOutcome, SocketId, SocketRing};
 use super::socket::{self, SocketOptions};
 use super::wait::{LocalBell, sleep_until_work};
-use super::web_server::WebOptions;
+use super::web_server::{After, WebOptions};
 use super::{machine, ring};
-use crate::base::{ClientId, Now, ShardId};
+use crate::base::{ClientId, Gauge, Now, ShardId};
 use crate::post::letters::ToOrchestrator;
 use crate::post::report::Turns;
 use crate::shard::{Action, SendBatch, SendResult, Shard};
@@ -93,7 +93,7 @@ struct Core {
     bell: Rc<LocalBell>,
     requests: Rc<Requests>,
     http_connections: Rc<Cell<usize>>,
-    /// HTTP connections on which an upgrade came, with what was read of it.
+    /// HTTP connections that the library is done with, with what is left to do.
     returned: Rc<RefCell<Vec<Returned>>>,
     http_max: usize,
     http: TaskQueueHandle,
@@ -109,8 +109,8 @@ struct Core {
     turns: Turns,
 }
 
-/// An HTTP connection that turned out to be an upgrade, what was read of its head, and who is at its other end.
-type Returned = (OwnedFd, Vec<u8>, Option<IpAddr>);
+/// An HTTP connection on which an upgrade or a bad head came, and who is at its other end.
+type Returned = (OwnedFd, After, Option<IpAddr>);
 
 /// What the ring said in one turn, to be dealt with after it.
 enum Heard {
@@ -320,14 +320,18 @@ impl Core {
         if shard.next_alarm_ms().is_some_and(|at| at <= now.mono_ms()) {
             shard.on_alarm(now);
         }
+        if self.door.gauge().used > 0 || self.http_connections.get() > 0 {
+            // Without a viewer too, what stands here counts for whether the node is ready.
+            shard.schedule_report(now);
+        }
         if let Some(mut report) = shard.take_report(now) {
             report.turns = self.turns;
             let ring = self.ring.gauges();
             report.gauges.extend([
                 ("ring_sockets", ring.sockets),
-                ("rings", ring.rings),
                 ("recv_buffers", ring.recv_buffers),
                 ("door", self.door.gauge()),
+                ("http_connections", Gauge::new(self.http_connections.get() as u64, self.http_max as u64)),
                 ("mailbox_answers", self.inbox.answers.gauge()),
                 ("mailbox_seats", self.inbox.seats.gauge()),
                 ("mailbox_events", self.inbox.events.gauge()),

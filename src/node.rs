@@ -233,7 +233,8 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         let handle = executor::start(&format!("shard-{at}"), cores.shards[at], config.spin_us.into(), &mut rouse, main);
         handles.push(handle.map_err(|error| refuse(format!("shard {at} does not start: {error}")))?);
     }
-    let rouser = Rouser::start(rouse).map_err(|error| refuse(format!("no thread is left: {error}")))?;
+    let rouser =
+        Rouser::start(rouse, Arc::clone(&life)).map_err(|error| refuse(format!("no thread is left: {error}")))?;
     let watchdog = Watchdog::start(Arc::clone(&life), clock, config.stall_ms)
         .map_err(|error| refuse(format!("no thread is left: {error}")))?;
     life.set_ready(true);

@@ -73,26 +73,37 @@ impl ClassAccount {
     }
 }
 
-/// The account of all three classes, indexed by [`Class`].
+/// The account of all three classes, indexed by [`Class`], and what waits in queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Account([ClassAccount; 3]);
+pub struct Account {
+    classes: [ClassAccount; 3],
+    /// Bytes that wait in the outboxes this account is kept for. Kept as they come and go, for a walk through all clients
+    /// would take milliseconds.
+    pub outbox_bytes: u64,
+}
 
 impl Account {
     /// The account of `class`.
     #[must_use]
     pub const fn of(&self, class: Class) -> &ClassAccount {
-        &self.0[class as usize]
+        &self.classes[class as usize]
     }
 
     /// The account of `class`, to be written.
     pub const fn of_mut(&mut self, class: Class) -> &mut ClassAccount {
-        &mut self.0[class as usize]
+        &mut self.classes[class as usize]
+    }
+
+    /// An outbox held `before` bytes and holds `after`.
+    pub const fn moved(&mut self, before: u64, after: u64) {
+        self.outbox_bytes = self.outbox_bytes + after - before;
     }
 
     /// Adds `other`, class by class.
     pub fn add(&mut self, other: &Self) {
-        for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
+        for (mine, theirs) in self.classes.iter_mut().zip(&other.classes) {
             mine.add(theirs);
         }
+        self.outbox_bytes += other.outbox_bytes;
     }
 }

@@ -9,6 +9,7 @@ pub mod ids;
 pub mod limits;
 pub mod network;
 pub mod room;
+pub mod slots;
 pub mod time;
 
 pub use account::{Account, Class};
@@ -16,4 +17,5 @@ pub use ids::{AppId, BadName, ClientId, Name, ShardId, Ulid};
 pub use limits::Gauge;
 pub use network::Network;
 pub use room::{ChannelKey, Given, RoomChange, RoomCount, RoomId, RoomReport};
+pub use slots::SlotSet;
 pub use time::Now;

@@ -80,6 +80,7 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("grace_ms", 0..=MINUTE_MS, &mut presence.grace_ms);
         t.number("members_max", 1..=16_777_216, &mut presence.members_max);
         t.number("viewers_interval_ms", 1_000..=10 * MINUTE_MS, &mut presence.viewers_interval_ms);
+        t.number("viewers_deliveries_per_s_max", 100..=10_000_000, &mut presence.viewers_deliveries_per_s_max);
         t.number("typing_ms", 1_000..=MINUTE_MS, &mut presence.typing_ms);
         t.number("typing_max", 1..=16_777_216, &mut presence.typing_max);
     });

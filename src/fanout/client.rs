@@ -157,8 +157,8 @@ impl Behind {
     }
 
     /// Moves the answers that wait into the rest: the one that follows must not pass them.
-    pub fn fill_critical(&mut self) {
-        while let Some(entry) = self.outbox.pop_critical() {
+    pub fn fill_critical(&mut self, account: &mut Account) {
+        while let Some(entry) = self.outbox.pop_critical(account) {
             self.rest.put(entry.payload.bytes(), Some(Class::Critical));
         }
     }

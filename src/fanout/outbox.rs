@@ -83,6 +83,13 @@ impl<T> Outbox<T> {
     /// When its lane is full the lowest score of that lane goes, when the byte bound is passed the lowest scores of
     /// all evicting lanes go, the arriving event included. Nobody goes for an event that would not fit even then.
     pub fn push(&mut self, options: &OutboxOptions, account: &mut Account, entry: Entry<T>) -> Verdict {
+        let before = self.lanes.bytes();
+        let verdict = self.take_in(options, account, entry);
+        account.moved(before, self.lanes.bytes());
+        verdict
+    }
+
+    fn take_in(&mut self, options: &OutboxOptions, account: &mut Account, entry: Entry<T>) -> Verdict {
         let row = entry.kind.row();
         debug_assert!(entry.seq == 0 || row.class == Class::Ordered, "what has a seq rides in order");
         let place = match row.class {
@@ -128,6 +135,13 @@ impl<T> Outbox<T> {
     /// The next thing to write, at `now_ms` in monotonic milliseconds: critical events, then ordered ones with the
     /// gaps among them, then mergeable ones. What is past its time is dropped on the way and counts as stale.
     pub fn pop(&mut self, now_ms: u64, account: &mut Account) -> Option<Popped<T>> {
+        let before = self.lanes.bytes();
+        let popped = self.take_out(now_ms, account);
+        account.moved(before, self.lanes.bytes());
+        popped
+    }
+
+    fn take_out(&mut self, now_ms: u64, account: &mut Account) -> Option<Popped<T>> {
         for class in Class::ALL {
             loop {
                 let at = self.lanes.first(class);
@@ -146,8 +160,10 @@ impl<T> Outbox<T> {
     }
 
     /// The next critical event.
-    pub fn pop_critical(&mut self) -> Option<Entry<T>> {
-        self.lanes.remove_entry(self.lanes.first(Class::Critical))
+    pub fn pop_critical(&mut self, account: &mut Account) -> Option<Entry<T>> {
+        let entry = self.lanes.remove_entry(self.lanes.first(Class::Critical))?;
+        account.moved(entry.bytes.into(), 0);
+        Some(entry)
     }
 
     /// Takes out the ordered events for which `keep` is false, such as a message whose text was retracted. They count
@@ -155,9 +171,11 @@ impl<T> Outbox<T> {
     pub fn retract(&mut self, account: &mut Account, mut keep: impl FnMut(&Entry<T>) -> bool) -> usize {
         // Gaps may join each other while events go, so the walk ends before the first one goes.
         let doomed = self.lanes.find(Class::Ordered, |entry| !keep(entry));
+        let before = self.lanes.bytes();
         for &at in &doomed {
             self.lanes.lose(at);
         }
+        account.moved(before, self.lanes.bytes());
         account.of_mut(Class::Ordered).evicted += doomed.len() as u64;
         doomed.len()
     }
@@ -171,12 +189,14 @@ impl<T> Outbox<T> {
     /// Drops every event and gap of `channel`, because the client has left it: they count as lost, and nobody is told.
     /// The caller does this before the number of the channel can be given to another one. Walks all lanes.
     pub fn forget(&mut self, channel: u32, account: &mut Account) {
+        let before = self.lanes.bytes();
         for class in Class::ALL {
             for at in self.lanes.find(class, |entry| entry.channel == channel) {
                 self.lanes.remove_entry(at);
                 account.of_mut(class).lost += 1;
             }
         }
+        account.moved(before, self.lanes.bytes());
         // Without its events the chain of a channel holds gaps only.
         while self.lanes.remove_gap(self.lanes.first_of_channel(channel)).is_some() {}
     }
@@ -186,6 +206,7 @@ impl<T> Outbox<T> {
         for class in Class::ALL {
             account.of_mut(class).lost += self.waiting(class) as u64;
         }
+        account.moved(self.lanes.bytes(), 0);
         *self = Self::new();
     }
 

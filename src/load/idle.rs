@@ -11,11 +11,8 @@ use super::args::IdleArgs;
 use super::fanout::{self, Failure};
 use super::kernel::now_ns;
 use super::meter::Meter;
+use super::report::counts_settle_s;
 use super::{AUDIT_FAILED, fail};
-
-/// A join storm leaves the node things to do that are not an idle viewer's: the last counts are told up to two intervals of
-/// 5 s later.
-const REST_S: u32 = 12;
 
 /// What was found.
 struct Found {
@@ -55,7 +52,8 @@ fn hold(args: &IdleArgs) -> Result<Found, Failure> {
     let (cpu_joined, joined_ns) = (cpu(), now_ns());
     let (mut stay_ns, mut stay_cpu_ns) = (0, None);
     if args.seconds > 0 {
-        stage.stay(&mut crews, REST_S);
+        // A storm of joins leaves the node things to do that are not an idle viewer's.
+        stage.stay(&mut crews, counts_settle_s(args.viewers));
         let (cpu_rested, rested_ns) = (cpu(), now_ns());
         stage.stay(&mut crews, args.seconds);
         stay_ns = now_ns() - rested_ns;

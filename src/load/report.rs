@@ -13,8 +13,13 @@ use super::meter::Meter;
 use super::plan::Outcome;
 use super::poster::Posted;
 
-/// Counts are told every 5 s; after two intervals they must be right, and a little is for the way.
-const COUNTS_SETTLE_NS: u64 = 12_000_000_000;
+/// How long counts may take to be right, in seconds: they are told every 5 s, and with more viewers than 100,000 less often;
+/// after two intervals they must be right, and a little is for the way.
+pub(super) const fn counts_settle_s(viewers: u32) -> u32 {
+    let interval_s = if viewers > 100_000 { viewers / 20_000 } else { 5 };
+    2 * interval_s + 2
+}
+
 /// Up to here a node tells members one by one, and need not tell a count.
 const ROSTER_LIMIT: u64 = 500;
 
@@ -129,7 +134,8 @@ impl Report {
     /// Whether the counts that viewers were told are right.
     pub(super) fn counts(&self) -> Counts {
         // Other servers tell no counts.
-        if self.watched_ns < COUNTS_SETTLE_NS || self.args.target.is_some() || self.args.bare.is_some() {
+        let settle_ns = u64::from(counts_settle_s(self.args.viewers)) * 1_000_000_000;
+        if self.watched_ns < settle_ns || self.args.target.is_some() || self.args.bare.is_some() {
             return Counts::NotChecked;
         }
         let mut checked = Counts::NotChecked;

@@ -27,8 +27,8 @@ use crate::admission::auth::make_token;
 const PEAK: &str = include_str!("../../perf/sunday.toml");
 /// Users that type in turn: each begins again later than its typing has expired.
 const TYPISTS: usize = 128;
-/// How long a `typing.stop` may come behind the last start, in seconds: typing expires after 6.
-const REST_S: u32 = 8;
+/// Typing expires 6 s after the last start, and the totals are right two intervals after the last has left, in seconds.
+const REST_S: u32 = 14;
 /// Connections that come and go, at a time, for each join a second.
 const STAYING_MAX: f64 = 10.0;
 

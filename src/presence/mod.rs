@@ -46,6 +46,9 @@ pub struct PresenceOptions {
     pub typing_max: u32,
     /// Between two `viewers.updated` of one channel, in milliseconds.
     pub viewers_interval_ms: u32,
+    /// Deliveries of `viewers.updated` a second for the channels of one partition shard, about: with more viewers than
+    /// this and the interval allow, the interval is longer.
+    pub viewers_deliveries_per_s_max: u32,
 }
 
 impl Default for PresenceOptions {
@@ -57,6 +60,7 @@ impl Default for PresenceOptions {
             typing_ms: 6_000,
             typing_max: 65_536,
             viewers_interval_ms: 5_000,
+            viewers_deliveries_per_s_max: 20_000,
         }
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct Rosters {
     channels: BTreeMap<ChannelKey, Channel>,
     /// Members of all channels.
     members: u32,
+    /// Connections of all channels.
+    connections: u64,
     /// When a member without a connection has left.
     graces: AlarmTable<(ChannelKey, Name)>,
     /// When the totals of a channel are told.
@@ -36,6 +38,7 @@ impl Rosters {
             options,
             channels: BTreeMap::new(),
             members: 0,
+            connections: 0,
             graces: AlarmTable::default(),
             totals: AlarmTable::default(),
         }
@@ -45,7 +48,9 @@ impl Rosters {
         let key = ChannelKey::new(holding.topic.app.clone(), holding.topic.name.clone());
         let channel =
             self.channels.entry(key.clone()).or_insert_with(|| Channel::new(holding.topic.clone(), now.mono_ms()));
+        self.connections -= channel.connections();
         channel.update(holding.shard, holding.connections);
+        self.connections += channel.connections();
         channel.choose_mode(self.options.roster_limit);
         if let Some(user) = &holding.user {
             self.on_user(now, &key, holding.shard, user, news);
@@ -96,6 +101,13 @@ impl Rosters {
         }
     }
 
+    /// Between two totals of one channel, in milliseconds. Each costs a delivery a viewer, so with very many viewers they are
+    /// told less often: told each 5 s, the totals of a million would take a whole core.
+    fn interval_ms(&self) -> u32 {
+        let share_ms = self.connections * 1_000 / u64::from(self.options.viewers_deliveries_per_s_max.max(1));
+        self.options.viewers_interval_ms.max(u32::try_from(share_ms).unwrap_or(u32::MAX))
+    }
+
     /// Sets the moment at which the totals are told, and forgets a channel that is over.
     fn settle(&mut self, key: &ChannelKey) {
         let Some(channel) = self.channels.get(key) else { return };
@@ -104,7 +116,7 @@ impl Rosters {
             self.totals.clear(key);
             return;
         }
-        match channel.tell_at_ms(self.options.viewers_interval_ms) {
+        match channel.tell_at_ms(self.interval_ms()) {
             Some(at_ms) if self.totals.at(key) != Some(at_ms) => self.totals.set(key.clone(), at_ms),
             Some(_) => {}
             None => self.totals.clear(key),
@@ -178,6 +190,7 @@ mod tests {
         typing_ms: 6_000,
         typing_max: 2,
         viewers_interval_ms: 5_000,
+        viewers_deliveries_per_s_max: 20_000,
     };
 
     struct Stage {
@@ -314,6 +327,31 @@ mod tests {
         stage.pass(10_000);
         assert!(totals(&mut stage).is_empty(), "nobody would hear it");
         assert_eq!(stage.rosters.next_alarm_ms(), None);
+    }
+
+    #[test]
+    fn totals_of_very_many_viewers_are_told_less_often() {
+        let mut stage = Stage::new();
+        let told = |stage: &mut Stage| {
+            let before = stage.news.len();
+            for _ in 0..60 {
+                stage.pass(1_000);
+                let more = stage.rosters.audience(&key(), false).connections as u32 + 1;
+                stage.hold(0, more, "", 0);
+            }
+            let told = stage.news.drain(..).skip(before).filter(|event| event.kind == EventKind::ViewersUpdated);
+            told.count()
+        };
+        stage.hold(0, 100_000, "", 0);
+        stage.pass(5_000);
+        stage.news.clear();
+        assert_eq!(told(&mut stage), 12, "100,000 in 5 s are 20,000 a second");
+        stage.hold(0, 400_000, "", 0);
+        stage.pass(20_000);
+        stage.news.clear();
+        assert_eq!(told(&mut stage), 3, "each 20 s");
+        stage.hold(0, 0, "", 0);
+        assert_eq!(stage.rosters.connections, 0);
     }
 
     #[test]

@@ -168,9 +168,14 @@ impl Channel {
         u64::from(index.live(self.topic)) - self.waiting.len() as u64
     }
 
+    /// A tick is open or on its way to the members.
+    pub(super) fn is_moving(&self) -> bool {
+        !self.open.is_empty() || self.walk.is_some()
+    }
+
     /// Adds what the members are still owed.
     pub(super) fn count_queued(&self, index: &Index, places: &[Place], queued: &mut [u64; 3]) {
-        if self.open.is_empty() && self.walk.is_none() {
+        if !self.is_moving() {
             return;
         }
         let mut account = Account::default();

@@ -120,8 +120,10 @@ impl Shard {
             (sub.state, sub.begins) = (state, begins);
         }
         // An `unsubscribed` of the same channel may wait; `ready` for its part stands before everything.
-        if !first && let Some(behind) = self.client_mut(id).and_then(|client| client.behind.as_mut()) {
-            behind.fill_critical();
+        let place = &mut self.places[id.slot as usize];
+        let client = place.client.as_mut().filter(|_| !first && place.generation == id.generation);
+        if let Some(behind) = client.and_then(|client| client.behind.as_mut()) {
+            behind.fill_critical(&mut self.account);
         }
         self.say_first(id, &[frame]);
         if resumes {

@@ -27,6 +27,7 @@ mod frames;
 mod gauges;
 mod handshake;
 mod leaving;
+mod loads;
 mod moderation;
 mod presence;
 mod pressure;

@@ -119,6 +119,7 @@ impl Plan {
                 typing_ms: random.between(300, 2_000) as u32,
                 typing_max: if random.chance(20) { 2 } else { 100 },
                 viewers_interval_ms: random.between(1_000, 3_000) as u32,
+                viewers_deliveries_per_s_max: if random.chance(20) { 100 } else { 20_000 },
             },
             echo: false,
         };

@@ -145,7 +145,8 @@ impl Committer {
 
 fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &News) {
     let mut health = Health::default();
-    while let Ok(job) = jobs.recv() {
+    let mut next = None;
+    while let Some(job) = next.take().or_else(|| jobs.recv().ok()) {
         match job {
             Job::Commit(batch, now_wall_ms) => {
                 let result = store.commit(now_wall_ms, batch.events());
@@ -162,6 +163,21 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &News) {
                 };
                 health.learn(&result);
                 news.tell(StoreNews::BanSaved(number, result));
+            }
+            Job::Chore(chore) if chore.is_alarm_change() => {
+                // Whoever waits with the same wish shares the sync, so that posts wait behind one of them and not behind all.
+                let mut chores = vec![chore];
+                while next.is_none()
+                    && let Ok(job) = jobs.try_recv()
+                {
+                    match job {
+                        Job::Chore(chore) if chore.is_alarm_change() => chores.push(chore),
+                        other => next = Some(other),
+                    }
+                }
+                for done in Chore::work_together(chores, &mut store) {
+                    news.tell(StoreNews::Chore(done));
+                }
             }
             Job::Chore(chore) => news.tell(StoreNews::Chore(chore.work(&mut store))),
             // Nobody waits for it: the next change of these rooms writes them again.

@@ -3,7 +3,7 @@
 //! A [`Chore`] flows in, a [`ChoreDone`] flows out; whoever owns the store only carries them. Always true: every chore is
 //! answered once, by [`Chore::work`] or by [`Chore::refused`]; and it is short, for commits wait behind it.
 
-use super::{Alarm, AlarmVersion, Retained, Retention, Store, StoreError};
+use super::{Alarm, AlarmChange, AlarmVersion, Retained, Retention, Store, StoreError};
 use crate::base::ChannelKey;
 
 /// Something to be done in the store.
@@ -132,6 +132,37 @@ impl Chore {
         }
     }
 
+    /// It sets or clears an alarm, and may share a transaction with others that do.
+    #[must_use]
+    pub const fn is_alarm_change(&self) -> bool {
+        matches!(self, Self::SetAlarm { .. } | Self::ClearAlarm { .. })
+    }
+
+    /// Does changes of alarms in one transaction, in their order; what is none is done beside it.
+    pub fn work_together(chores: Vec<Self>, store: &mut impl Store) -> Vec<ChoreDone> {
+        let (changes, others): (Vec<Self>, Vec<Self>) = chores.into_iter().partition(Self::is_alarm_change);
+        let (numbers, slots): (Vec<u64>, Vec<AlarmChange<'_>>) = changes.iter().filter_map(Self::alarm_change).unzip();
+        let result = store.alarms_change(&slots);
+        let next = store.alarm_next();
+        let changed = numbers.into_iter().map(|number| ChoreDone::AlarmChanged {
+            number,
+            result: result.clone(),
+            next: next.clone(),
+        });
+        changed.chain(others.into_iter().map(|chore| chore.work(store))).collect()
+    }
+
+    /// Its number and what it changes, if it changes an alarm.
+    fn alarm_change(&self) -> Option<(u64, AlarmChange<'_>)> {
+        match self {
+            Self::SetAlarm { number, key, due_ms, event } => {
+                Some((*number, AlarmChange { key, set: Some((*due_ms, event.as_str())) }))
+            }
+            Self::ClearAlarm { number, key } => Some((*number, AlarmChange { key, set: None })),
+            _ => None,
+        }
+    }
+
     /// The answer of a chore that was not begun.
     #[must_use]
     pub fn refused(self, error: StoreError) -> ChoreDone {
@@ -185,6 +216,21 @@ mod tests {
         assert_eq!((left.len(), result, next), (1, Err(StoreError::Full), Ok(Some(1_500))));
         let done = Chore::FinishAlarms(left).work(&mut store);
         assert_eq!(done, ChoreDone::AlarmsFinished { left: Vec::new(), result: Ok(()), next: Ok(None) });
+    }
+
+    #[test]
+    fn changes_that_come_together_are_all_made_or_none_and_each_is_answered() {
+        let mut store = Memory::new(1);
+        let key = |text: &str| ChannelKey::new(Name::new("x").unwrap(), Name::new(text).unwrap());
+        let set = |number, text: &str, due_ms| Chore::SetAlarm { number, key: key(text), due_ms, event: "{}".into() };
+        let chores = || vec![set(1, "a", 5), set(2, "b", 3), Chore::ClearAlarm { number: 3, key: key("b") }];
+        store.fail_next(1, StoreError::Full);
+        let failed = Chore::work_together(chores(), &mut store);
+        let full = |number| ChoreDone::AlarmChanged { number, result: Err(StoreError::Full), next: Ok(None) };
+        assert_eq!(failed, [full(1), full(2), full(3)]);
+        let done = Chore::work_together(chores(), &mut store);
+        let fine = |number| ChoreDone::AlarmChanged { number, result: Ok(()), next: Ok(Some(5)) };
+        assert_eq!(done, [fine(1), fine(2), fine(3)]);
     }
 
     #[test]

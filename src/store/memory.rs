@@ -6,8 +6,8 @@
 
 use super::event::{Epochs, wipes};
 use super::{
-    Alarm, AlarmVersion, Appended, Ban, IDEMPOTENCY_KEPT_MS, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk, Pages, Position,
-    Retained, Retention, RoomRow, Store, StoreError, StoredEvent,
+    Alarm, AlarmChange, AlarmVersion, Appended, Ban, IDEMPOTENCY_KEPT_MS, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk,
+    Pages, Position, Retained, Retention, RoomRow, Store, StoreError, StoredEvent,
 };
 use crate::base::{ChannelKey, Name, RoomChange, RoomId, Ulid};
 use std::collections::{BTreeMap, BTreeSet};
@@ -108,6 +108,13 @@ impl Memory {
             self.fault = Some((times - 1, error.clone()));
         }
         Err(error)
+    }
+
+    fn set_alarm(&mut self, key: &ChannelKey, due_ms: u64, event: &str) -> u64 {
+        self.alarm_version += 1;
+        let version = self.alarm_version;
+        self.alarms.insert(key.clone(), Alarm { key: key.clone(), due_ms, event: event.to_owned(), tries: 0, version });
+        version
     }
 
     fn append(&mut self, now_wall_ms: u64, event: &NewEvent) -> Appended {
@@ -260,10 +267,18 @@ impl Store for Memory {
 
     fn alarm_set(&mut self, key: &ChannelKey, due_ms: u64, event: &str) -> Result<u64, StoreError> {
         self.before_write()?;
-        self.alarm_version += 1;
-        let version = self.alarm_version;
-        self.alarms.insert(key.clone(), Alarm { key: key.clone(), due_ms, event: event.to_owned(), tries: 0, version });
-        Ok(version)
+        Ok(self.set_alarm(key, due_ms, event))
+    }
+
+    fn alarms_change(&mut self, changes: &[AlarmChange<'_>]) -> Result<(), StoreError> {
+        self.before_write()?;
+        for AlarmChange { key, set } in changes {
+            match set {
+                Some((due_ms, event)) => drop(self.set_alarm(key, *due_ms, event)),
+                None => drop(self.alarms.remove(*key)),
+            }
+        }
+        Ok(())
     }
 
     fn alarms_retry(&mut self, alarms: &[(AlarmVersion, u64)]) -> Result<Vec<bool>, StoreError> {

@@ -82,6 +82,15 @@ pub struct Alarm {
     pub version: u64,
 }
 
+/// What shall become of a channel's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AlarmChange<'a> {
+    /// Whose slot.
+    pub key: &'a ChannelKey,
+    /// When it is due, in Unix milliseconds, and what to publish then; `None` clears the slot.
+    pub set: Option<(u64, &'a str)>,
+}
+
 /// One setting of a channel's slot: whose, and the version.
 pub type AlarmVersion = (ChannelKey, u64);
 
@@ -189,6 +198,12 @@ pub trait Store: Pages {
     /// # Errors
     /// Any [`StoreError`]; then the slot is as before.
     fn alarm_set(&mut self, key: &ChannelKey, due_ms: u64, event: &str) -> Result<u64, StoreError>;
+
+    /// Sets and clears slots in one transaction, in this order: those who change alarms at the same moment share a sync.
+    ///
+    /// # Errors
+    /// Any [`StoreError`]; then every slot is as before.
+    fn alarms_change(&mut self, changes: &[AlarmChange<'_>]) -> Result<(), StoreError>;
 
     /// Puts each of these alarms off until its moment, in Unix milliseconds, and counts the try; in one transaction, for a
     /// sync costs the same for one and for many. Says of each whether it did: not where the slot was set anew or cleared

@@ -10,13 +10,16 @@ use super::sqlite_commit::{Commit, honoured_after};
 use super::sqlite_rows::{self, int, key_at, name_at, number_at, sorted};
 use super::sqlite_schema::{Opened, open_reader, open_writer, renew_epochs};
 use super::{
-    Alarm, AlarmVersion, Appended, Ban, NewEvent, OpenError, Page, PageAsk, Pages, Retained, Retention, RoomRow, Store,
-    StoreError, StoredEvent,
+    Alarm, AlarmChange, AlarmVersion, Appended, Ban, NewEvent, OpenError, Page, PageAsk, Pages, Retained, Retention,
+    RoomRow, Store, StoreError, StoredEvent,
 };
 use crate::base::{ChannelKey, Name, RoomChange, RoomId, ShardId, Ulid};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use std::fs::File;
 use std::path::Path;
+
+const SET_ALARM: &str = "INSERT OR REPLACE INTO alarms (app, channel, due_ms, event, tries) VALUES (?1, ?2, ?3, ?4, 0)";
+const CLEAR_ALARM: &str = "DELETE FROM alarms WHERE app = ?1 AND channel = ?2";
 
 /// How a database is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -244,12 +247,28 @@ impl Store for Sqlite {
 
     fn alarm_set(&mut self, key: &ChannelKey, due_ms: u64, event: &str) -> Result<u64, StoreError> {
         self.write(|transaction| {
-            transaction
-                .prepare_cached(
-                    "INSERT OR REPLACE INTO alarms (app, channel, due_ms, event, tries) VALUES (?1, ?2, ?3, ?4, 0)",
-                )?
-                .execute(params![key.app.as_str(), key.channel.as_str(), int(due_ms), event])?;
+            transaction.prepare_cached(SET_ALARM)?.execute(params![
+                key.app.as_str(),
+                key.channel.as_str(),
+                int(due_ms),
+                event
+            ])?;
             Ok(transaction.last_insert_rowid() as u64)
+        })
+    }
+
+    fn alarms_change(&mut self, changes: &[AlarmChange<'_>]) -> Result<(), StoreError> {
+        self.write(|transaction| {
+            let mut set = transaction.prepare_cached(SET_ALARM)?;
+            let mut clear = transaction.prepare_cached(CLEAR_ALARM)?;
+            for AlarmChange { key, set: to } in changes {
+                let (app, channel) = (key.app.as_str(), key.channel.as_str());
+                match to {
+                    Some((due_ms, event)) => set.execute(params![app, channel, int(*due_ms), event])?,
+                    None => clear.execute([app, channel])?,
+                };
+            }
+            Ok(())
         })
     }
 
@@ -278,8 +297,7 @@ impl Store for Sqlite {
     }
 
     fn alarm_clear(&mut self, key: &ChannelKey) -> Result<bool, StoreError> {
-        self.write_one("DELETE FROM alarms WHERE app = ?1 AND channel = ?2", [key.app.as_str(), key.channel.as_str()])
-            .map(|rows| rows > 0)
+        self.write_one(CLEAR_ALARM, [key.app.as_str(), key.channel.as_str()]).map(|rows| rows > 0)
     }
 
     fn alarms(&mut self, due_by_ms: u64, limit: u32) -> Result<Vec<Alarm>, StoreError> {

@@ -2,8 +2,8 @@
 
 use ringcast::base::{ChannelKey, Name, RoomChange, RoomId, ShardId, Ulid};
 use ringcast::store::{
-    Appended, Ban, IDEMPOTENCY_KEPT_MS, Memory, NewEvent, OpenError, OpenOptions, Page, PageAsk, Pages, Position,
-    Retention, Sqlite, Store, StoreError,
+    AlarmChange, Appended, Ban, IDEMPOTENCY_KEPT_MS, Memory, NewEvent, OpenError, OpenOptions, Page, PageAsk, Pages,
+    Position, Retention, Sqlite, Store, StoreError,
 };
 use ringcast::wire::event::EventKind;
 use std::path::PathBuf;
@@ -428,6 +428,14 @@ fn one_alarm_a_channel_and_the_later_setting_wins<F: Factory>() {
     assert_eq!(f.store().alarm_clear(&b), Ok(true));
     assert_eq!(f.store().alarm_clear(&b), Ok(false));
     assert!(f.store().alarm_set(&b, 1, "{}").unwrap() > other, "a version is never given twice");
+    // Together, in their order, the last of a slot counts.
+    let set = |key, due_ms| AlarmChange { key, set: Some((due_ms, "{}")) };
+    let changes = [set(&a, 7), set(&b, 8), AlarmChange { key: &a, set: None }, set(&b, 9)];
+    assert_eq!(f.store().alarms_change(&changes), Ok(()));
+    f.reopen();
+    let all = f.store().alarms(u64::MAX, 10).unwrap();
+    assert_eq!(all.iter().map(|alarm| (&alarm.key, alarm.due_ms, alarm.tries)).collect::<Vec<_>>(), [(&b, 9, 0)]);
+    assert_eq!(f.store().alarms_change(&[]), Ok(()));
 }
 
 fn bans_have_one_slot_each_and_end<F: Factory>() {

@@ -203,3 +203,28 @@ fn the_admin_listener_answers_and_nothing_else_does_there() {
     // And nothing of it is public.
     node.http().get("/metrics").assert_problem(404, "not_found");
 }
+
+#[test]
+fn the_first_frame_says_where_one_is() {
+    let node = shared();
+    let channel = fresh("ready");
+    let seq = node.post_text(&channel, "before");
+    let mut viewer = node.watch(&channel);
+    let ready = viewer.ready();
+    assert_eq!(
+        (&ready["seq"], &ready["recovered"], &ready["ping_interval_s"]),
+        (&json!(seq), &Value::Null, &json!(60))
+    );
+    assert!(ready["conn"].as_str().is_some_and(|conn| !conn.is_empty()));
+    assert!(ready["epoch"].as_str().is_some_and(|epoch| !epoch.is_empty()));
+    let room: Vec<&str> = ready["room"].as_str().unwrap().split('/').collect();
+    assert!(
+        room.len() == 3 && room[0] == channel && room[1..].iter().all(|part| part.parse::<u32>().is_ok()),
+        "{room:?}"
+    );
+    assert!(ready["viewers"].as_u64().is_some(), "{ready}");
+    // Without a channel there is no room and no position.
+    let mut nowhere = Client::open(node.listen, "/v1/demo/ws");
+    let ready = nowhere.ready();
+    assert!(ready["conn"].is_string() && ready["room"].is_null() && ready["seq"].is_null(), "{ready}");
+}

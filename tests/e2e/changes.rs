@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::client::{Answer, Client};
-use crate::node::{Node, fresh, shared};
+use crate::node::{LOOK, Node, fresh, shared, unix_ms};
 
 fn call(node: &Node, method: &str, path: &str, credential: &str, body: &str) -> Answer {
     node.http().request(method, path, &format!("Authorization: Bearer {credential}\r\n"), body)
@@ -115,6 +115,26 @@ fn a_ban_ends_live_connections_and_stops_joins_and_posts_until_it_is_lifted() {
     refused.refusal().assert_problem(403, "banned");
     assert_eq!(call(node, "DELETE", &path, &node.key(), "").status, 200);
     assert_eq!(call(node, "POST", &posts, &node.token(&user), r#"{"text":"x"}"#).status, 201);
+}
+
+#[test]
+fn a_ban_with_an_end_is_over_then() {
+    let (node, channel, user) = (shared(), fresh("ban"), fresh("user"));
+    let posts = format!("/v1/demo/channels/{channel}/messages");
+    let post = || call(node, "POST", &posts, &node.token(&user), r#"{"text":"x"}"#);
+    let end_ms = unix_ms() + 1_500;
+    let body = json!({ "expires_at": end_ms }).to_string();
+    assert_eq!(call(node, "PUT", &format!("/v1/demo/bans/{user}"), &node.key(), &body).status, 200);
+    loop {
+        let (asked_ms, answer) = (unix_ms(), post());
+        if answer.status == 201 {
+            assert!(unix_ms() >= end_ms, "not before its end");
+            return;
+        }
+        answer.assert_problem(403, "banned");
+        assert!(asked_ms < end_ms + 1_000, "its end is its end");
+        std::thread::sleep(LOOK);
+    }
 }
 
 #[test]

@@ -177,7 +177,15 @@ fn x_forwarded_for_is_believed_from_listed_addresses_only() {
 #[test]
 fn limits_count_the_client_and_spare_the_proxy() {
     let node = node(true, "address_requests_max = 3\naddress_connections_max = 2");
-    let ask = |client: &str| get(connect_from(PROXY, node.listen), &v1(client), "").status;
+    let ask = |client: &str| {
+        let answer = get(connect_from(PROXY, node.listen), &v1(client), "");
+        if answer.status == 429 {
+            answer.assert_problem(429, "address_over_rate");
+            let retry_s = answer.field("retry-after").and_then(|seconds| seconds.parse::<u32>().ok());
+            assert!(retry_s.is_some_and(|seconds| (1..=60).contains(&seconds)), "{answer:?}");
+        }
+        answer.status
+    };
     // Two shards count for themselves, so each client has up to twice as many requests as are allowed; refused for its
     // place or for its rate, it is refused.
     let mut limited = 0;

@@ -36,7 +36,8 @@ impl SocketRing {
         Ok(Progress { more: self.has_work() })
     }
 
-    /// One enter runs about twenty completions' worth of task work: enter until nothing waits or `left` is used up.
+    /// One enter runs about twenty completions' worth of task work: enter until nothing waits, an enter brings nothing, or
+    /// `left` is used up. What is said to wait and may be stale is entered for once a turn.
     fn pump(&mut self, ring: usize, left: &mut usize) -> io::Result<()> {
         loop {
             let Some(uring) = self.ring(ring) else { return Ok(()) };
@@ -50,7 +51,9 @@ impl SocketRing {
             *left = left.saturating_sub(absorbed);
             self.overflows += u64::from(overflowed);
             self.absorb_ring(ring);
-            let waits = self.ring(ring).is_some_and(|uring| uring.has_queued() || uring.wants_enter());
+            let waits = self
+                .ring(ring)
+                .is_some_and(|uring| uring.has_queued() || (uring.wants_enter() && !uring.may_be_stale()));
             if *left == 0 || !waits {
                 return Ok(());
             }
@@ -72,19 +75,25 @@ impl SocketRing {
         if self.has_work() {
             return Ok(false);
         }
-        Ok(self.notify_and_recheck())
+        self.notify_and_recheck()
     }
 
-    /// What came between the last look and the notification rings no bell: it must be looked for.
-    fn notify_and_recheck(&mut self) -> bool {
+    /// What came between the last look and the notification rings no bell: it must be looked for. Where a flag may be
+    /// stale only an enter can tell; what comes after it rings.
+    fn notify_and_recheck(&mut self) -> io::Result<bool> {
         self.notify(true);
         // The kernel sets its flag, then reads ours; we set ours, then read its: one of the two must see the other.
         fence(Ordering::SeqCst);
+        for uring in self.rings.iter_mut().flatten() {
+            if uring.may_be_stale() {
+                uring.enter(true)?;
+            }
+        }
         let idle = !self.has_work();
         if !idle {
             self.notify(false);
         }
-        idle
+        Ok(idle)
     }
 
     /// Turns notifications off after a park.
@@ -124,7 +133,7 @@ mod tests {
             while ring.turn(64, &mut |_| {}).expect("a turn").more {}
             assert!(!ring.has_work());
             theirs.write_all(b"now").expect("writes");
-            assert!(!ring.notify_and_recheck(), "slot {slot}: the owner would sleep over it");
+            assert!(!ring.notify_and_recheck().expect("a look"), "slot {slot}: the owner would sleep over it");
             let mut came = 0;
             while ring
                 .turn(64, &mut |event| came += usize::from(matches!(event, RingEvent::Bytes(..))))
@@ -134,6 +143,42 @@ mod tests {
             assert_eq!(came, 1);
             assert!(ring.prepare_park().expect("a park"));
             ring.unpark();
+        }
+    }
+
+    /// The kernel may say that task work waits when none does, and go on saying so.
+    #[test]
+    fn a_stale_flag_keeps_nobody_awake_and_hides_nothing() {
+        // SAFETY: eventfd takes two numbers and gives a new descriptor, checked below.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        assert!(fd >= 0);
+        // SAFETY: the descriptor is new and nobody else's.
+        let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let options = RingOptions { sockets_max: 4, files_per_ring: 2, ..RingOptions::default() };
+        let mut ring = SocketRing::new(options, eventfd.as_raw_fd()).expect("a ring");
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        ring.install(SocketId { slot: 0, generation: 0 }, ours.into()).expect("a free slot");
+        while ring.turn(64, &mut |_| {}).expect("a turn").more {}
+        let offset = Uring::flags_offset();
+        for round in 0..3 {
+            ring.rings.iter().flatten().for_each(|uring| uring.leave_stale_flag(offset));
+            // It is looked after, and then believed no more.
+            let mut turns = 0;
+            while ring.turn(64, &mut |_| {}).expect("a turn").more {
+                turns += 1;
+                assert!(turns < 10, "round {round}: it is awake for nothing");
+            }
+            assert!(ring.prepare_park().expect("a park"), "round {round}: it may sleep");
+            ring.unpark();
+            // What comes now sets no flag, for it is set: it must be seen in the turn and before a sleep.
+            theirs.write_all(b"now").expect("writes");
+            let mut came = 0;
+            let mut count = |event: RingEvent<'_>| came += usize::from(matches!(event, RingEvent::Bytes(..)));
+            if round == 0 {
+                assert!(!ring.prepare_park().expect("a park"), "the owner would sleep over it");
+            }
+            while ring.turn(64, &mut count).expect("a turn").more {}
+            assert_eq!(came, 1, "round {round}");
         }
     }
 }

@@ -172,6 +172,9 @@ impl SocketRing {
         while outcome.is_ok() && uring.overflowed() {
             overflows += 1;
             outcome = uring.enter(true);
+            if uring.may_be_stale() {
+                break;
+            }
         }
         self.overflows += overflows;
         self.absorb_ring(ring);

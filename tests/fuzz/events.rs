@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ringcast::base::Name;
 use ringcast::wire::command::{self, Command, ID_BYTES_MAX, PostBody};
 use ringcast::wire::hook::{HookUrl, Verdict, verdict};
 use ringcast::wire::sealed::{ARCHIVE_BYTES_MAX, Sealed, WIRE_HEADER_BYTES};
@@ -61,7 +62,7 @@ fn command() {
                     | Command::History { channel, .. }
                     | Command::Event { channel, .. } => Some(channel),
                 };
-                assert_eq!(channel.map(|name| name.as_str()), channel.and(member("channel")).as_deref(), "{kind}");
+                assert_eq!(channel.map(Name::as_str), channel.and(member("channel")).as_deref(), "{kind}");
             }
             Err(error) => {
                 assert!(["malformed", "unknown_type", "missing_field", "bad_field"].contains(&error.code));

@@ -323,9 +323,14 @@ impl<'t> World<'t> {
     }
 }
 
-/// Connections that have ended, of this process.
-fn left(node: Option<&Node>) -> u64 {
-    node.map_or(0, |node| node.shards.iter().map(|core| core.shard.stages().left).sum())
+/// Connections that have ended, of this process, and subscriptions that there are: who leaves a channel late, or all of
+/// them, has a grace in which it still counts.
+fn left(node: Option<&Node>) -> (u64, usize) {
+    let shards = node.into_iter().flat_map(|node| &node.shards).map(|core| &core.shard);
+    shards.fold((0, 0), |(left, subscriptions), shard| {
+        let here: usize = shard.clients().map(|(_, client)| client.subs().count()).sum();
+        (left + shard.stages().left, subscriptions + here)
+    })
 }
 
 fn brief(no: usize, said: &crate::stream::Said) -> String {

@@ -57,7 +57,7 @@ impl Usage {
         let bytes = |end: &str| {
             let mut path = self.database.clone().into_os_string();
             path.push(end);
-            std::fs::metadata(path).map(|file| file.len()).unwrap_or(0)
+            std::fs::metadata(path).map_or(0, |file| file.len())
         };
         gauges.push(("wal_bytes", Gauge::new(bytes("-wal"), u64::from(self.disk.wal_mib_max) * MIB)));
         if self.database_bytes_max > 0 {

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::any_json::AnyJson;
 use super::event::{EventKind, KindSet};
@@ -137,7 +138,7 @@ struct Raw<'a> {
     #[serde(borrow)]
     r#type: Cow<'a, str>,
     #[serde(borrow, default)]
-    id: Option<AnyJson<'a>>,
+    id: Option<&'a RawValue>,
     #[serde(borrow, default)]
     channel: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
@@ -186,7 +187,7 @@ pub fn parse(text: &str) -> Result<Parsed<'_>, CommandError> {
         return Err(malformed("it is no JSON object".into()));
     }
     let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-    let id = match raw.id.map(AnyJson::get) {
+    let id = match raw.id.map(RawValue::get) {
         Some(id) if id.len() > ID_BYTES_MAX || id.starts_with(['{', '[']) => {
             return Err(CommandError {
                 code: "bad_field",

@@ -394,7 +394,9 @@ mod tests {
         let mut whole = Framing::default();
         whole.feed(bytes);
         let mut by_byte = Framing::default();
-        bytes.iter().for_each(|byte| by_byte.feed(&[*byte]));
+        for byte in bytes {
+            by_byte.feed(&[*byte]);
+        }
         assert_eq!((&whole.out, whole.heads), (&by_byte.out, by_byte.heads), "however the bytes are cut");
         let out = std::mem::take(&mut whole.out);
         let stop = whole.into_stop();

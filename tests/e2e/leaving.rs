@@ -120,7 +120,7 @@ fn case_d6_cycles_of_coming_and_leaving_end_where_they_began() {
 fn case_c10_a_stream_whose_client_vanishes_is_taken_down_once() {
     let dir = temp_dir();
     let file = dir.path().join("ringcast.toml");
-    let lines = "[shard]\nreport_ms = 200\n[liveness]\nmax_stall_ms = 1_000\n[socket]\nuser_timeout_ms = 6_000\n[presence]\ngrace_ms = 0\n";
+    let lines = "[shard]\nreport_ms = 200\n[liveness]\nmax_stall_ms = 1_200\n[socket]\nuser_timeout_ms = 6_200\n[presence]\ngrace_ms = 0\n";
     std::fs::write(&file, lines).unwrap();
     let node = Node::start_keeping(dir, &["--shards", "1", "--config", file.to_str().unwrap()]);
     let mut witness = node.watch_as("c10", "witness");

@@ -317,7 +317,9 @@ fn a_slow_viewer_is_told_exactly_what_it_missed_and_can_fetch_it() {
     while expected <= POSTS {
         let event = slow.event();
         if event["type"] == "gap" {
-            let (from, to) = (event["from_seq"].as_u64().unwrap(), event["to_seq"].as_u64().unwrap());
+            // One that tells of nothing stored, such as numbers of viewers, names no place.
+            let Some(from) = event["from_seq"].as_u64() else { continue };
+            let to = event["to_seq"].as_u64().unwrap();
             assert_eq!(from, expected, "a gap stands in the place of what it tells: {event}");
             assert_eq!(event["channel"], "slow");
             assert_eq!(event["dropped"]["message.new"].as_u64(), Some(to - from + 1), "{event}");

@@ -127,7 +127,7 @@ fn position() {
             let said = field.trim().to_ascii_lowercase();
             assert!(said.ends_with(&since.seq.to_string()), "{since:?} of {said:?}");
         }
-        let query: String = text.chars().filter(|c| c.is_ascii_graphic()).collect();
+        let query: String = text.chars().filter(char::is_ascii_graphic).collect();
         let head = format!("GET /v1/demo/channels/race/sse?{query} HTTP/1.1\r\nHost: h\r\n\r\n");
         if let Ok(Head::Upgrade(upgrade)) = parse_head(head.as_bytes()) {
             assert!(upgrade.heartbeat_s != Some(0));

@@ -272,7 +272,7 @@ impl Stuck {
 #[test]
 fn rule_11_who_takes_a_little_is_not_taken_for_one_who_takes_nothing() {
     let options =
-        || ShardOptions { max_stall_ms: 3_000, ping_after_s: 3_600, close_after_s: 7_200, ..Default::default() };
+        || ShardOptions { max_stall_ms: 3_000, ping_after_s: 3_600, close_after_s: 7_200, ..ShardOptions::default() };
     let mut stuck = Stuck::new(options());
     stuck.publish(EventKind::MessageNew, 4_000);
     stuck.submit(100);

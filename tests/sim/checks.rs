@@ -193,7 +193,7 @@ fn presence_agrees(node: &Node) {
             assert!(audience.users <= held.len() as u64, "users of {channel}");
             continue;
         }
-        assert_eq!(audience.users, held.len() as u64, "users of {channel}");
+        assert_eq!(audience.users, held.len() as u64, "users of {channel}: {audience:?}, and held are {held:?}");
         if let Some(roster) = audience.roster {
             let told: Vec<_> = roster.into_iter().map(|one| (one.user.to_string(), one.connections)).collect();
             assert_eq!(told, held, "the roster of {channel}");

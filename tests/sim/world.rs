@@ -110,14 +110,11 @@ impl<'t> World<'t> {
             self.pass(REST_US);
         }
         // Who never answers is closed late; after the last end the reports have their time.
-        let left = |node: &Option<Node>| -> u64 {
-            node.as_ref().map_or(0, |node| node.shards.iter().map(|core| core.shard.stages().left).sum())
-        };
         let mut quiet = 0;
         while quiet < QUIET_STEPS {
-            let before = left(&self.node);
+            let before = left(self.node.as_ref());
             self.pass(REST_US);
-            quiet = if left(&self.node) == before { quiet + 1 } else { 0 };
+            quiet = if left(self.node.as_ref()) == before { quiet + 1 } else { 0 };
             if quiet < QUIET_STEPS {
                 continue;
             }
@@ -128,7 +125,7 @@ impl<'t> World<'t> {
                 }
                 self.pass(1_000);
             }
-            quiet = if left(&self.node) == before { quiet } else { 0 };
+            quiet = if left(self.node.as_ref()) == before { quiet } else { 0 };
         }
         let mut node = self.node.take().expect("a node that is not asked to end goes on");
         checks::at_rest(&mut node, &self.viewers, &mut scene!(self));
@@ -324,6 +321,16 @@ impl<'t> World<'t> {
     pub(crate) fn shards(&self) -> usize {
         usize::from(self.plan.shard.shards)
     }
+}
+
+/// Connections that have ended, of this process, and subscriptions that there are: who leaves a channel late, or all of
+/// them, has a grace in which it still counts.
+fn left(node: Option<&Node>) -> (u64, usize) {
+    let shards = node.into_iter().flat_map(|node| &node.shards).map(|core| &core.shard);
+    shards.fold((0, 0), |(left, subscriptions), shard| {
+        let here: usize = shard.clients().map(|(_, client)| client.subs().count()).sum();
+        (left + shard.stages().left, subscriptions + here)
+    })
 }
 
 fn brief(no: usize, said: &crate::stream::Said) -> String {

@@ -107,6 +107,8 @@ struct Core {
     accept_at_ms: Option<u64>,
     memory_at_ms: u64,
     turns: Turns,
+    /// The last report told of somebody at the door or of an HTTP connection.
+    told_standing: bool,
 }
 
 /// An HTTP connection on which an upgrade or a bad head came, and who is at its other end.
@@ -161,6 +163,7 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         accept_at_ms: None,
         memory_at_ms: 0,
         turns: Turns::default(),
+        told_standing: false,
     };
     if let Some(listener) = &core.listener {
         socket::prepare(listener, &parts.socket)?;
@@ -320,11 +323,13 @@ impl Core {
         if shard.next_alarm_ms().is_some_and(|at| at <= now.mono_ms()) {
             shard.on_alarm(now);
         }
-        if self.door.gauge().used > 0 || self.http_connections.get() > 0 {
-            // Without a viewer too, what stands here counts for whether the node is ready.
+        // Without a viewer too, what stands here counts for whether the node is ready; and once it is told, so is its end.
+        let stands = self.door.gauge().used > 0 || self.http_connections.get() > 0;
+        if stands || self.told_standing {
             shard.schedule_report(now);
         }
         if let Some(mut report) = shard.take_report(now) {
+            self.told_standing = stands;
             report.turns = self.turns;
             let ring = self.ring.gauges();
             report.gauges.extend([

@@ -241,7 +241,7 @@ mod tests {
     fn joins_are_counted_by_their_greeting_and_a_refusal_is_a_failure() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let churn = churn(listener.local_addr().unwrap());
-        let server = std::thread::spawn(move || {
+        let server = std::thread::Builder::new().name("server".into()).spawn(move || {
             for number in 0..10 {
                 let (mut stream, _) = listener.accept().unwrap();
                 let mut head = [0; 1_024];
@@ -259,7 +259,7 @@ mod tests {
             }
         });
         let found = churn.run().unwrap();
-        server.join().unwrap();
+        server.unwrap().join().unwrap();
         assert_eq!((found.joined, found.failed, found.cut), (9, 1, 0));
         assert_eq!(found.latency.len(), 9);
     }

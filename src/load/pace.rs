@@ -107,7 +107,7 @@ pub(super) fn put_request(out: &mut Vec<u8>, pace: &Pace, number: u64) {
         Say::Message => ("messages", &pace.key, br#"{"user":"load","text":""#, br#""}"#),
         Say::Custom => ("events", &pace.key, br#"{"type":"custom.load","data":{"probe":""#, br#""}}"#),
         Say::Typing(typists) => {
-            ("events", &typists[number as usize % typists.len()], br#"{"type":"typing.start"}"#, br#""#)
+            ("events", &typists[number as usize % typists.len()], br#"{"type":"typing.start"}"#, b"")
         }
     };
     let mut text = Vec::with_capacity(pace.payload + 64);

@@ -187,7 +187,7 @@ impl Uring {
         unsafe {
             let page = libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, fd, 0);
             assert!(page != libc::MAP_FAILED, "{}", io::Error::last_os_error());
-            let flag = page.cast::<u8>().add(offset as usize).cast::<AtomicU32>();
+            let flag = page.cast::<AtomicU32>().add(offset as usize / 4);
             (*flag).fetch_or(TASKRUN, Ordering::SeqCst);
             libc::munmap(page, length);
         }

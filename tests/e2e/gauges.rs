@@ -53,7 +53,7 @@ fn everything_that_is_used_has_its_limit_and_its_line_in_the_readme() {
     assert_eq!(exported, told, "what is exported and what the README lists");
     // The rule of the alerts fits these names.
     let alerts = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tuning/alerts.yml")).unwrap();
-    assert!(alerts.contains("ringcast_used / ringcast_limit > 0.7"));
+    assert!(alerts.contains("expr: ringcast_used{") && alerts.contains("} / ringcast_limit > 0.7"));
 }
 
 #[test]

@@ -12,12 +12,11 @@ use subtle::ConstantTimeEq;
 use super::AppOptions;
 use crate::base::Name;
 use crate::post::letters::Identity;
+use crate::wire::http::TAGS_MAX;
 use crate::wire::problem::Problem;
 
 /// What a server key begins with.
 pub const SERVER_KEY_PREFIX: &str = "rk_";
-/// The most tags of one token.
-const TAGS_MAX: usize = 16;
 /// The longest token that is looked at, in bytes.
 const TOKEN_BYTES_MAX: usize = 8 * 1024;
 

@@ -36,7 +36,7 @@ impl Shard {
         let (app, options) = self.apps.find(upgrade.app.as_str())?;
         options.check_source(origin.loopback)?;
         options.check_origin(upgrade.origin.as_deref())?;
-        let identity = match authenticate(options, upgrade.token.as_deref(), now.wall_ms)? {
+        let mut identity = match authenticate(options, upgrade.token.as_deref(), now.wall_ms)? {
             Speaker::User(identity) => Some(*identity),
             Speaker::Anonymous if options.anonymous_read => None,
             Speaker::Anonymous => return Err(Problem::new(401, "token_needed", "this app asks readers for a token")),
@@ -44,6 +44,9 @@ impl Shard {
                 return Err(Problem::new(403, "server_key_on_socket", "a server key does not watch: use a token"));
             }
         };
+        if let Some(tags) = &upgrade.tags {
+            carry(identity.as_mut(), tags)?;
+        }
         let channel = upgrade.channel.as_ref().map(|name| self.hasher.topic(Scope::Channel, &upgrade.app, name));
         if let (Some(identity), Some(channel)) = (&identity, &channel)
             && !identity.may_touch(channel.name.as_str())
@@ -340,6 +343,18 @@ impl Shard {
         place.generation = (place.generation + 1) & GENERATION_MASK;
         self.free.push(id.slot);
     }
+}
+
+/// Tags are the app's word, so they come from a token; the connection says only which of them it carries.
+fn carry(identity: Option<&mut Identity>, tags: &[Name]) -> Result<(), Problem> {
+    let Some(identity) = identity else {
+        return Err(Problem::new(401, "token_needed", "tags ask for a token that grants them"));
+    };
+    if let Some(tag) = tags.iter().find(|tag| !identity.tags.contains(tag)) {
+        return Err(Problem::new(403, "no_such_tag", format!("the token does not grant the tag {:?}", tag.as_str())));
+    }
+    identity.tags = tags.to_vec();
+    Ok(())
 }
 
 /// A connection's opaque number as text.

@@ -18,6 +18,8 @@ pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 pub const HEAD_FIELDS_MAX: usize = 64;
 /// The most event types in one `filter`.
 const FILTER_KINDS_MAX: usize = 32;
+/// The most tags of one connection, as many as a token carries.
+pub const TAGS_MAX: usize = 16;
 
 /// Where a reader was when it left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub struct Upgrade {
     pub channel: Option<Name>,
     /// The token, wherever it came from.
     pub token: Option<String>,
+    /// Which of its token's tags the connection carries; all of them if it does not say.
+    pub tags: Option<Vec<Name>>,
     /// A position to resume from.
     pub since: Option<Since>,
     /// Which types to deliver; critical ones and gaps always come.
@@ -102,6 +106,7 @@ pub fn parse_head(head: &[u8]) -> Result<Head, Problem> {
         app,
         channel,
         token: None,
+        tags: None,
         since: None,
         filter: KindSet::ALL,
         heartbeat_s: None,
@@ -282,6 +287,7 @@ fn read_query(query: &str, upgrade: &mut Upgrade) -> Result<(), Problem> {
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
         match &*key {
             "token" => upgrade.token = Some(value.into_owned()),
+            "tags" => upgrade.tags = Some(parse_tags(&value)?),
             "epoch" => epoch = Some(parse_epoch(&value)?),
             "since" => {
                 let seq =
@@ -303,6 +309,21 @@ fn read_query(query: &str, upgrade: &mut Upgrade) -> Result<(), Problem> {
         _ => return Err(bad("bad_position", "a position is `epoch` and `since` together")),
     };
     Ok(())
+}
+
+/// Tags with commas between them, each once.
+fn parse_tags(text: &str) -> Result<Vec<Name>, Problem> {
+    let mut tags = Vec::new();
+    for tag in text.split(',') {
+        let tag = Name::new(tag).map_err(|error| bad("bad_tag", format!("tags {tag:?}: {error}")))?;
+        if !tags.contains(&tag) {
+            tags.push(tag);
+        }
+        if tags.len() > TAGS_MAX {
+            return Err(bad("too_many_tags", format!("a connection carries at most {TAGS_MAX} tags")));
+        }
+    }
+    Ok(tags)
 }
 
 /// Reads an epoch as [`show_epoch`] writes it.
@@ -414,6 +435,27 @@ mod tests {
     }
 
     const GOOD: &str = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13";
+
+    #[test]
+    fn tags_are_names_each_once_and_not_too_many() {
+        let ask = |query: &str| {
+            let mut upgrade = upgrade(GOOD).unwrap();
+            read_query(query, &mut upgrade).map(|()| upgrade.tags)
+        };
+        let names = |tags: Option<Vec<Name>>| tags.map(|tags| tags.iter().map(|tag| tag.as_str().to_owned()).collect());
+        assert_eq!(names(ask("").unwrap()), None::<Vec<String>>);
+        assert_eq!(names(ask("tags=vip,press,vip").unwrap()), Some(vec!["vip".to_owned(), "press".to_owned()]));
+        let many = |count: usize| (0..count).map(|at| format!("t{at}")).collect::<Vec<_>>().join(",");
+        assert_eq!(ask(&format!("tags={}", many(16))).unwrap().unwrap().len(), 16);
+        for (query, code) in [
+            ("tags=".to_owned(), "bad_tag"),
+            ("tags=a%20b".to_owned(), "bad_tag"),
+            (format!("tags={}", many(17)), "too_many_tags"),
+        ] {
+            let problem = ask(&query).unwrap_err();
+            assert_eq!((problem.status, problem.code), (400, code), "{query}");
+        }
+    }
 
     #[test]
     fn a_good_upgrade_says_what_it_asks_for() {

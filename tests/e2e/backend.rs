@@ -4,7 +4,7 @@
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Client};
+use crate::client::{Answer, Client, handshake};
 use crate::node::{Node, fresh, shared, temp_dir, unix_ms, unix_s};
 
 fn call(node: &Node, method: &str, path: &str, credential: &str, body: &str) -> Answer {
@@ -208,6 +208,31 @@ fn an_event_to_a_tag_reaches_all_who_carry_it() {
     assert_eq!(list["connections"].as_array().unwrap().len(), 2);
     call(node, "POST", &format!("tags/{tag}/events"), &node.token("ann"), &body).assert_problem(403, "no_right");
     call(node, "GET", &format!("tags/{tag}/events"), &node.key(), "").assert_problem(405, "method");
+}
+
+#[test]
+fn a_connection_carries_the_tags_of_its_token_that_it_asks_for() {
+    let (node, tag) = (shared(), fresh("some"));
+    let (other, token) = (format!("{tag}-2"), token_with(node, "ann", &json!({ "tags": [tag, format!("{tag}-2")] })));
+    let mut client = Client::open(node.listen, &format!("/v1/demo/ws?tags={tag}&token={token}"));
+    client.ready();
+    let carried = |tag: &str| {
+        let list = call(node, "GET", &format!("connections?tag={tag}"), &node.key(), "").json();
+        list["connections"].as_array().unwrap().len()
+    };
+    assert_eq!((carried(&tag), carried(&other)), (1, 0));
+    let body = json!({"type": "custom.hello", "data": 1}).to_string();
+    assert_eq!(call(node, "POST", &format!("tags/{tag}/events"), &node.key(), &body).status, 202);
+    assert_eq!(client.event()["type"], "custom.hello");
+    for (query, status, code) in [
+        (format!("tags={tag},vip&token={token}"), 403, "no_such_tag"),
+        (format!("tags={tag}"), 401, "token_needed"),
+        (format!("tags=a%20b&token={token}"), 400, "bad_tag"),
+    ] {
+        let mut client = Client::raw(node.listen);
+        client.send(handshake(&format!("/v1/demo/ws?{query}"), "").as_bytes());
+        client.refusal().assert_problem(status, code);
+    }
 }
 
 #[test]

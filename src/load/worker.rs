@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::fleet::Fleet;
 use super::kernel;
 use super::plan::{Order, Outcome, Plan, Progress};
+use crate::io::machine;
 
 /// How often a worker says where it is.
 const PACE: Duration = Duration::from_millis(50);
@@ -184,7 +185,7 @@ impl Drop for Worker {
 
 /// The worker's end: `ringcast load --worker`.
 pub(super) fn serve() -> ExitCode {
-    kernel::raise_descriptor_limit();
+    machine::raise_nofile();
     match carry() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

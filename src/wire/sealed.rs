@@ -272,7 +272,8 @@ impl Sealed {
     /// The archived event.
     #[must_use]
     pub fn event(&self) -> &ArchivedEventV1 {
-        // SAFETY: `checked` validated these very bytes as this type, and nothing writes to them afterwards.
+        // SAFETY: `checked` validated these very bytes as this type, at this place in memory and of this length, from which
+        // the root is found. The box is private and nothing writes to it afterwards; moving it moves no byte of the archive.
         unsafe { rkyv::access_unchecked::<ArchivedEventV1>(&self.inner.archive) }
     }
 

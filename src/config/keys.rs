@@ -95,6 +95,7 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.flag("quick_check", &mut store.quick_check);
         t.number("disk_reserve_mib", 0..=16 * MIB, &mut config.disk.reserve_mib);
         t.number("wal_mib_max", 1..=MIB, &mut config.disk.wal_mib_max);
+        t.number("upkeep_ms", 1_000..=DAY_MS, &mut orchestrator.upkeep_ms);
     });
     sheet.table("limits", |t| {
         t.number("address_connections_max", 1..=10_000_000, &mut orchestrator.address_connections_max);
@@ -104,6 +105,8 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("user_requests_max", 1..=10_000_000, &mut orchestrator.user_rate.requests_max);
         t.number("user_window_s", 1..=86_400, &mut orchestrator.user_rate.window_s);
         t.number("user_keys_max", 1..=16_777_216, &mut orchestrator.user_rate.keys_max);
+        t.number("limited_channels_max", 1..=16_777_216, &mut orchestrator.limits.channels_max);
+        t.number("slow_mode_waits_max", 1..=16_777_216, &mut orchestrator.limits.waits_max);
         t.number("memory_mib_max", 0..=16 * MIB, &mut config.memory_mib_max);
         t.number("over_rate_max", 1..=65_534, &mut shard.over_rate_max);
         t.number("message_bytes_max", KIB..=16 * MIB, &mut shard.socket.message_bytes_max);

@@ -11,6 +11,7 @@
 mod client;
 mod hook_server;
 mod node;
+mod stopped;
 
 mod access;
 mod alarms;
@@ -32,6 +33,7 @@ mod moderation;
 mod presence;
 mod pressure;
 mod proxies;
+mod refusals;
 mod resume;
 mod rooms;
 mod secrecy;

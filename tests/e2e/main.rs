@@ -9,6 +9,7 @@
 #![allow(missing_docs, reason = "a test, not a library")]
 
 mod client;
+mod fault;
 mod hook_server;
 mod node;
 mod stopped;

@@ -36,7 +36,7 @@ use crate::io::{admin, executor, machine, signal};
 use crate::orchestrator::{HookRule, Orchestrator, OrchestratorOptions, RetentionRule};
 use crate::shard::{Shard, ShardOptions};
 use crate::store::sqlite::Sqlite;
-use crate::store::{OpenOptions, Store, sqlite_backup};
+use crate::store::{MovedAside, OpenOptions, Store, sqlite_backup};
 use crate::wire::topic::TopicHasher;
 
 /// The database within the data directory.
@@ -93,9 +93,13 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     let _admin_lock = lock_port(config.admin).map_err(|error| port(config.admin, error))?;
     make_data_dir(&config.data_dir)?;
     let clock = Clock::start();
-    let store_options = OpenOptions { fresh_epoch_seed: random(), ..config.store.clone() };
+    let (fresh_epoch_seed, now_wall_ms) = (random(), clock.now().wall_ms);
+    let store_options = OpenOptions { fresh_epoch_seed, now_wall_ms, ..config.store.clone() };
     let database = config.data_dir.join(DATABASE);
     let mut store = Sqlite::open(&database, &store_options).map_err(|error| refuse(error.to_string()))?;
+    if let Some(moved) = store.moved_aside() {
+        tell_moved(moved, &config.data_dir);
+    }
     let pages = Sqlite::reader(&database, &store_options).map_err(|error| refuse(error.to_string()))?;
     let rooms = store.rooms_load().map_err(|error| refuse(format!("{}: {error}", database.display())))?;
     let bans = store.bans(clock.now().wall_ms).map_err(|error| refuse(format!("{}: {error}", database.display())))?;
@@ -270,6 +274,18 @@ pub fn restore(data_dir: &Path, copy: &Path) -> Result<(), NodeError> {
     make_data_dir(data_dir)?;
     let options = OpenOptions { fresh_epoch_seed: random(), ..OpenOptions::default() };
     sqlite_backup::restore(copy, &data_dir.join(DATABASE), &options).map_err(|error| refuse(error.to_string()))
+}
+
+/// Nobody chose to begin anew at this moment, so it is said as loudly as there is a way to, with the way back.
+fn tell_moved(moved: &MovedAside, data_dir: &Path) {
+    let dir = data_dir.display();
+    eprintln!(
+        "ringcast: ERROR: {DATABASE} was damaged ({}) and lies in {} now; this node begins with an empty one, and messages, \
+         bans and alarms of before are not there. To bring a backup back: stop the node, move {DATABASE}, {DATABASE}-wal and \
+         {DATABASE}-shm aside, and type `ringcast restore --data-dir {dir} FILE`",
+        moved.what,
+        moved.path.display(),
+    );
 }
 
 /// Asks the doctor: what must be said is said, and what cannot work is refused before anything is made.

@@ -7,6 +7,7 @@ use super::Config;
 use super::error::{ConfigError, Place};
 use super::keys::SHARDS_MAX;
 use super::table::Notes;
+use crate::store::WhenDamaged;
 
 /// Checks `config`; `notes` know where its values come from and take the fault.
 pub(super) fn check(config: &Config, notes: &mut Notes) {
@@ -20,6 +21,10 @@ pub(super) fn check(config: &Config, notes: &mut Notes) {
     if config.proxies.proxy_protocol && config.proxies.networks.is_empty() {
         let why = "proxies.networks is empty, so nobody's header would be believed: list the proxies";
         refuse(notes, ["proxies.proxy_protocol", "proxies.networks"], why);
+    }
+    if config.store.damaged == WhenDamaged::MoveAside && !config.store.quick_check {
+        let why = "store.quick_check is false, so damage would be found when it is too late: set it to true";
+        refuse(notes, ["store.damaged", "store.quick_check"], why);
     }
     let outbox = &shard.outbox;
     let slice = shard.tick_bytes_max.max(shard.write_bytes);
@@ -150,6 +155,7 @@ mod tests {
             ("[ring]\nsq_entries = 32", 2, "ring.sq_entries = 32"),
             ("[drain]\ndeadline_ms = 100", 2, "drain.deadline_ms = 100"),
             ("[proxies]\nproxy_protocol = true", 2, "proxies.proxy_protocol = true"),
+            ("[store]\nquick_check = false\ndamaged = \"move_aside\"", 3, "store.damaged = \"move_aside\""),
             ("[node]\nadmin = \"127.0.0.1:8080\"", 2, "node.admin = \"127.0.0.1:8080\""),
         ] {
             let error = load(text).unwrap_err();

@@ -7,6 +7,7 @@
 use super::Config;
 use super::table::{Sheet, Table};
 use crate::base::Network;
+use crate::store::WhenDamaged;
 
 /// Of an app that says nothing else, in bytes.
 pub(super) const MESSAGE_BYTES_MAX: u32 = 16 * 1024;
@@ -93,8 +94,10 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("busy_timeout_ms", 0..=MINUTE_MS, &mut store.busy_timeout_ms);
         t.number("cache_kib", 64..=16 * MIB, &mut store.cache_kib);
         t.flag("quick_check", &mut store.quick_check);
+        when_damaged(t, &mut store.damaged);
         t.number("disk_reserve_mib", 0..=16 * MIB, &mut config.disk.reserve_mib);
         t.number("wal_mib_max", 1..=MIB, &mut config.disk.wal_mib_max);
+        t.number("upkeep_ms", 1_000..=DAY_MS, &mut orchestrator.upkeep_ms);
     });
     sheet.table("limits", |t| {
         t.number("address_connections_max", 1..=10_000_000, &mut orchestrator.address_connections_max);
@@ -104,6 +107,8 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("user_requests_max", 1..=10_000_000, &mut orchestrator.user_rate.requests_max);
         t.number("user_window_s", 1..=86_400, &mut orchestrator.user_rate.window_s);
         t.number("user_keys_max", 1..=16_777_216, &mut orchestrator.user_rate.keys_max);
+        t.number("limited_channels_max", 1..=16_777_216, &mut orchestrator.limits.channels_max);
+        t.number("slow_mode_waits_max", 1..=16_777_216, &mut orchestrator.limits.waits_max);
         t.number("memory_mib_max", 0..=16 * MIB, &mut config.memory_mib_max);
         t.number("over_rate_max", 1..=65_534, &mut shard.over_rate_max);
         t.number("message_bytes_max", KIB..=16 * MIB, &mut shard.socket.message_bytes_max);
@@ -138,6 +143,15 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
     });
 }
 
+fn when_damaged(t: &mut Table<'_, '_>, out: &mut WhenDamaged) {
+    match t.text("damaged", false).as_deref() {
+        None => {}
+        Some("refuse") => *out = WhenDamaged::Refuse,
+        Some("move_aside") => *out = WhenDamaged::MoveAside,
+        Some(_) => t.fault("damaged", false, "\"refuse\" or \"move_aside\" is allowed"),
+    }
+}
+
 fn networks(t: &mut Table<'_, '_>, out: &mut Vec<Network>) {
     let Some(texts) = t.texts("networks") else { return };
     if texts.len() > NETWORKS_MAX {
@@ -165,6 +179,10 @@ mod tests {
             (
                 "[node]\nlisten = \"localhost\"",
                 "x.toml:2: node.listen = \"localhost\"\n  an IP address with a port is allowed, such as \"0.0.0.0:8080\"",
+            ),
+            (
+                "[store]\ndamaged = \"delete\"",
+                "x.toml:2: store.damaged = \"delete\"\n  \"refuse\" or \"move_aside\" is allowed",
             ),
             ("[outbox]\nbytes_max = 5", "x.toml:2: outbox.bytes_max = 5\n  16384 to 67108864 is allowed"),
             (

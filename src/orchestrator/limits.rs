@@ -16,10 +16,21 @@ use crate::wire::problem::Problem;
 use crate::wire::sealed::{Event, Member, Sealed};
 use crate::wire::topic::{Scope, partition};
 
-/// Channels with limits at the most.
-const CHANNELS_MAX: usize = 65_536;
-/// Users that wait at the most, over all channels.
-const WAITS_MAX: usize = 100_000;
+/// How much of this is remembered at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitsOptions {
+    /// Channels with limits.
+    pub channels_max: u32,
+    /// Users that wait, over all channels.
+    pub waits_max: u32,
+}
+
+impl Default for LimitsOptions {
+    fn default() -> Self {
+        Self { channels_max: 65_536, waits_max: 100_000 }
+    }
+}
+
 /// Waits that are over and forgotten by one message: more than it can add, so that the table shrinks.
 const FORGET_MAX: usize = 16;
 
@@ -32,14 +43,19 @@ struct Channel {
 }
 
 /// The limits of all channels that have some.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Limits {
+    options: LimitsOptions,
     channels: BTreeMap<ChannelKey, Channel>,
     /// Until when a user waits, in monotonic milliseconds.
     waits: AlarmTable<(ChannelKey, String)>,
 }
 
 impl Limits {
+    pub(super) fn new(options: LimitsOptions) -> Self {
+        Self { options, channels: BTreeMap::new(), waits: AlarmTable::default() }
+    }
+
     /// False if there is no place for one more channel.
     fn set(&mut self, key: &ChannelKey, limits: ChannelLimits) -> bool {
         if limits == ChannelLimits::default() {
@@ -50,7 +66,7 @@ impl Limits {
             channel.limits = limits;
             return true;
         }
-        let fits = self.channels.len() < CHANNELS_MAX;
+        let fits = self.channels.len() < self.options.channels_max as usize;
         if fits {
             self.channels.insert(key.clone(), Channel { limits, second: 0, count: 0 });
         }
@@ -92,7 +108,7 @@ impl Limits {
             channel.count += 1;
         }
         if let Some(user) = slowed
-            && self.waits.len() < WAITS_MAX
+            && self.waits.len() < self.options.waits_max as usize
         {
             self.waits.set(user, now_ms + slow_ms);
         }
@@ -108,8 +124,8 @@ impl Limits {
 
     pub(super) fn gauges(&self) -> [(&'static str, Gauge); 2] {
         [
-            ("limited_channels", Gauge::new(self.channels.len() as u64, CHANNELS_MAX as u64)),
-            ("slow_mode_waits", Gauge::new(self.waits.len() as u64, WAITS_MAX as u64)),
+            ("limited_channels", Gauge::new(self.channels.len() as u64, self.options.channels_max.into())),
+            ("slow_mode_waits", Gauge::new(self.waits.len() as u64, self.options.waits_max.into())),
         ]
     }
 }
@@ -128,7 +144,9 @@ impl Orchestrator {
             self.tell_limits(now, key, limits);
             Ok(())
         } else {
-            let detail = format!("{CHANNELS_MAX} channels have limits; set those of another to 0 first");
+            let max = self.options.limits.channels_max;
+            let detail =
+                format!("{max} channels have limits (limits.limited_channels_max); set those of another to 0 first");
             Err(Problem::new(503, "limits_full", detail).retry_after(60))
         };
         self.answer(asker, ToShard::Done { ticket, answer });
@@ -170,7 +188,7 @@ mod tests {
 
     #[test]
     fn slow_mode_holds_up_each_user_of_its_channel_and_no_backend() {
-        let mut limits = Limits::default();
+        let mut limits = Limits::new(LimitsOptions::default());
         let slow = |slow_mode_s| ChannelLimits { slow_mode_s, messages_per_s: 0 };
         assert!(limits.set(&key("a"), slow(10)));
         assert_eq!(limits.admit(at(0), &key("a"), Some("ann")), Ok(()));
@@ -192,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_channel_takes_so_many_messages_a_second_whoever_posts() {
-        let mut limits = Limits::default();
+        let mut limits = Limits::new(LimitsOptions::default());
         limits.set(&key("a"), ChannelLimits { slow_mode_s: 0, messages_per_s: 2 });
         assert_eq!(limits.admit(at(5_000), &key("a"), Some("ann")), Ok(()));
         assert_eq!(limits.admit(at(5_500), &key("a"), None), Ok(()));
@@ -202,16 +220,19 @@ mod tests {
 
     #[test]
     fn the_tables_are_bounded_and_waits_that_are_over_are_forgotten() {
-        let mut limits = Limits::default();
-        limits.set(&key("a"), ChannelLimits { slow_mode_s: 1, messages_per_s: 0 });
-        for i in 0..WAITS_MAX + 10 {
+        let mut limits = Limits::new(LimitsOptions { channels_max: 2, waits_max: 5_000 });
+        let slow = ChannelLimits { slow_mode_s: 1, messages_per_s: 0 };
+        assert!(limits.set(&key("a"), slow) && limits.set(&key("b"), slow) && !limits.set(&key("c"), slow));
+        assert!(limits.set(&key("a"), slow), "one that has limits may get others");
+        assert!(limits.set(&key("b"), ChannelLimits::default()) && limits.set(&key("c"), slow), "its place is free");
+        for i in 0..5_010 {
             assert_eq!(limits.admit(at(0), &key("a"), Some(&format!("u{i}"))), Ok(()));
         }
         let [_, (_, waits)] = limits.gauges();
         assert!(waits.is_full());
-        for i in 0..1_000 {
+        for i in 0..200 {
             assert_eq!(limits.admit(at(1_000), &key("a"), Some(&format!("v{i}"))), Ok(()));
         }
-        assert!(limits.waits.len() < WAITS_MAX - 10_000);
+        assert!(limits.waits.len() < 3_000);
     }
 }

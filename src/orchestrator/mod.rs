@@ -16,6 +16,7 @@ mod report;
 mod upkeep;
 
 pub use hook::HookRule;
+pub use limits::LimitsOptions;
 pub use upkeep::RetentionRule;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -56,6 +57,10 @@ pub struct OrchestratorOptions {
     pub hooks: Vec<Option<HookRule>>,
     /// Messages of one app that are being judged at a time.
     pub hooks_max: u32,
+    /// How many channels have limits at a time, and how many users wait.
+    pub limits: LimitsOptions,
+    /// Between the end of a round of housekeeping and the next, in milliseconds.
+    pub upkeep_ms: u32,
     /// A source of what makes message ids unique; fresh at every start.
     pub seed: u64,
 }
@@ -73,6 +78,8 @@ impl Default for OrchestratorOptions {
             quotas: Vec::new(),
             hooks: Vec::new(),
             hooks_max: 256,
+            limits: LimitsOptions::default(),
+            upkeep_ms: 60_000,
             seed: 0,
         }
     }
@@ -218,8 +225,8 @@ impl Orchestrator {
             finders: BTreeMap::new(),
             bans: ban::Bans::new(bans),
             alarms: alarm::Alarms::default(),
-            upkeep: upkeep::Upkeep::new(now),
-            limits: limits::Limits::default(),
+            upkeep: upkeep::Upkeep::new(now, options.upkeep_ms),
+            limits: limits::Limits::new(options.limits),
             gatherings: gathering::Gatherings::default(),
             hooks: hook::Hooks::default(),
             quotas: Quotas::new(options.quotas.iter().map(|(_, quota)| *quota)),

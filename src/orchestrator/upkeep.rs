@@ -9,8 +9,6 @@ use crate::base::{Name, Now};
 use crate::store::chore::Chore;
 use crate::store::{Retained, Retention, StoreError};
 
-/// Between the end of a round and the next, in milliseconds.
-const ROUND_MS: u64 = 60_000;
 /// Between two slices, in milliseconds.
 const PAUSE_MS: u64 = 50;
 /// Rows, keys or bans of one slice: some milliseconds of the disk.
@@ -61,11 +59,14 @@ pub(super) struct Upkeep {
     under_way: bool,
     /// When the next slice begins, in monotonic milliseconds.
     at_ms: u64,
+    /// Between the end of a round and the next, in milliseconds.
+    round_ms: u64,
 }
 
 impl Upkeep {
-    pub(super) fn new(now: Now) -> Self {
-        Self { step: Step::Retain(0, None), under_way: false, at_ms: now.mono_ms() + ROUND_MS }
+    pub(super) fn new(now: Now, round_ms: u32) -> Self {
+        let round_ms = u64::from(round_ms);
+        Self { step: Step::Retain(0, None), under_way: false, at_ms: now.mono_ms() + round_ms, round_ms }
     }
 
     /// When there is something to do, in monotonic milliseconds.
@@ -81,7 +82,7 @@ impl Upkeep {
 
     fn end_round(&mut self, now: Now) {
         self.go_on(now, Step::Retain(0, None));
-        self.at_ms = now.mono_ms() + ROUND_MS;
+        self.at_ms = now.mono_ms() + self.round_ms;
     }
 }
 
@@ -230,7 +231,7 @@ mod tests {
         assert_eq!(kept(&mut store, "keep", "a"), 1);
         let slices = chores.iter().filter(|chore| matches!(chore, Chore::Retain(_))).count();
         assert!((4..=6).contains(&slices), "{slices} slices");
-        assert!(now_ms >= ROUND_MS && node.upkeep.wake_at_ms() == Some(now_ms + ROUND_MS));
+        assert!(now_ms >= 60_000 && node.upkeep.wake_at_ms() == Some(now_ms + 60_000));
     }
 
     #[test]
@@ -248,6 +249,6 @@ mod tests {
             node.on_chore(at(now_ms), chore.refused(StoreError::Full));
         }
         assert!(matches!(steps[..], [Chore::Retain(_), Chore::SweepKeys { .. }, Chore::SweepBans { .. }, Chore::Tidy]));
-        assert_eq!(node.upkeep.wake_at_ms(), Some(now_ms + ROUND_MS));
+        assert_eq!(node.upkeep.wake_at_ms(), Some(now_ms + 60_000));
     }
 }

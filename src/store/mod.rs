@@ -15,6 +15,7 @@ pub mod event;
 pub mod group;
 pub mod memory;
 pub mod sqlite;
+mod sqlite_aside;
 pub mod sqlite_backup;
 mod sqlite_commit;
 mod sqlite_rows;
@@ -24,7 +25,8 @@ pub use crate::post::letters::Ban;
 pub use event::{Appended, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk, Position, StoredEvent};
 pub use group::{Batch, Group, GroupOptions};
 pub use memory::Memory;
-pub use sqlite::{OpenOptions, Sqlite, SqliteReader};
+pub use sqlite::{OpenOptions, Sqlite, SqliteReader, WhenDamaged};
+pub use sqlite_aside::MovedAside;
 pub use sqlite_schema::OpenError;
 
 /// How long an idempotency key is honoured, in milliseconds: 24 hours.

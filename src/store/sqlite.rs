@@ -10,8 +10,8 @@ use super::sqlite_commit::{Commit, honoured_after};
 use super::sqlite_rows::{self, int, key_at, name_at, number_at, sorted};
 use super::sqlite_schema::{Opened, open_reader, open_writer, renew_epochs};
 use super::{
-    Alarm, AlarmChange, AlarmVersion, Appended, Ban, NewEvent, OpenError, Page, PageAsk, Pages, Retained, Retention,
-    RoomRow, Store, StoreError, StoredEvent,
+    Alarm, AlarmChange, AlarmVersion, Appended, Ban, MovedAside, NewEvent, OpenError, Page, PageAsk, Pages, Retained,
+    Retention, RoomRow, Store, StoreError, StoredEvent,
 };
 use crate::base::{ChannelKey, Name, RoomChange, RoomId, ShardId, Ulid};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
@@ -20,6 +20,16 @@ use std::path::Path;
 
 const SET_ALARM: &str = "INSERT OR REPLACE INTO alarms (app, channel, due_ms, event, tries) VALUES (?1, ?2, ?3, ?4, 0)";
 const CLEAR_ALARM: &str = "DELETE FROM alarms WHERE app = ?1 AND channel = ?2";
+
+/// What becomes of a database that is found to be damaged at opening.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenDamaged {
+    /// It is not opened, and nothing is made in its place.
+    #[default]
+    Refuse,
+    /// It is moved to a name with the time in it, and an empty one is made.
+    MoveAside,
+}
 
 /// How a database is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,11 +45,23 @@ pub struct OpenOptions {
     pub cache_kib: u32,
     /// Reads the whole file at opening to see that it is sound; about a second a gigabyte.
     pub quick_check: bool,
+    /// What becomes of one that is damaged.
+    pub damaged: WhenDamaged,
+    /// The moment, in Unix milliseconds: it stands in the name of a database that is moved aside.
+    pub now_wall_ms: u64,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { fresh_epoch_seed: 0, bytes_max: 0, busy_timeout_ms: 250, cache_kib: 16_384, quick_check: true }
+        Self {
+            fresh_epoch_seed: 0,
+            bytes_max: 0,
+            busy_timeout_ms: 250,
+            cache_kib: 16_384,
+            quick_check: true,
+            damaged: WhenDamaged::Refuse,
+            now_wall_ms: 0,
+        }
     }
 }
 
@@ -49,6 +71,7 @@ pub struct Sqlite {
     connection: Connection,
     epochs: Epochs,
     generation: u64,
+    moved: Option<MovedAside>,
     /// Declared after the connection, so that it is let go last.
     _lock: File,
 }
@@ -96,6 +119,12 @@ impl Sqlite {
         self.generation
     }
 
+    /// Where the damaged database lies in whose place this one was made; `None` if there was none.
+    #[must_use]
+    pub const fn moved_aside(&self) -> Option<&MovedAside> {
+        self.moved.as_ref()
+    }
+
     /// The version of SQLite as one number, 3.51.3 being 3051003. Older ones can damage a database in WAL mode.
     #[must_use]
     pub fn library_version() -> i32 {
@@ -103,8 +132,8 @@ impl Sqlite {
     }
 
     fn from_opened(opened: Opened) -> Self {
-        let Opened { connection, epochs, generation, lock } = opened;
-        Self { connection, epochs, generation, _lock: lock }
+        let Opened { connection, epochs, generation, lock, moved } = opened;
+        Self { connection, epochs, generation, moved, _lock: lock }
     }
 
     /// Runs `work` in one immediate transaction: a deferred one that reads before it writes is refused at once when

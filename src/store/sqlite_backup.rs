@@ -5,6 +5,7 @@
 //! numbers its events under new epochs, for positions of the lost time must not be taken for what comes now.
 
 use super::sqlite::{OpenOptions, Sqlite};
+use super::sqlite_aside::beside;
 use super::sqlite_schema::{OpenError, look_at_header, take_lock};
 use super::{Store, StoreError};
 use rusqlite::{Connection, OpenFlags};
@@ -129,12 +130,6 @@ pub fn restore(copy: &Path, database: &Path, options: &OpenOptions) -> Result<()
     // The lock of the part is needed by nobody any more, and a part that failed neither.
     let _ = clear(&part);
     made
-}
-
-fn beside(path: &Path, end: &str) -> PathBuf {
-    let mut name = path.to_owned().into_os_string();
-    name.push(end);
-    name.into()
 }
 
 /// Takes away a part that an earlier attempt left, and what SQLite had beside it.

@@ -5,7 +5,8 @@
 //! database is either migrated wholly or not at all.
 
 use super::event::Epochs;
-use super::sqlite::OpenOptions;
+use super::sqlite::{OpenOptions, WhenDamaged};
+use super::sqlite_aside::{MovedAside, beside, move_aside};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 use std::fmt;
@@ -124,6 +125,20 @@ pub enum OpenError {
         /// What SQLite says.
         what: String,
     },
+    /// It is damaged, and may be moved aside, and cannot be.
+    NotMoved {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
+    /// It cannot be opened at the moment, which says nothing about the file.
+    Failed {
+        /// The file.
+        path: PathBuf,
+        /// What SQLite says.
+        what: String,
+    },
     /// It cannot be read or written as this user in this place.
     NotWritable {
         /// The file.
@@ -163,6 +178,16 @@ impl fmt::Display for OpenError {
                  copy with `ringcast restore`",
                 path.display()
             ),
+            Self::NotMoved { path, what } => write!(
+                f,
+                "{} is damaged and was not moved aside ({what}); move it yourself together with its -wal and -shm files",
+                path.display()
+            ),
+            Self::Failed { path, what } => write!(
+                f,
+                "{} cannot be opened now ({what}); see to the machine's memory and file system, and start again",
+                path.display()
+            ),
             Self::NotWritable { path, what } => write!(
                 f,
                 "{} cannot be written ({what}); give the user that runs the node write access to the file and its \
@@ -193,6 +218,14 @@ impl OpenError {
             Some(
                 ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::SystemIoFailure,
             ) => Self::NotWritable { path, what },
+            // None of these speaks of the file, which may be moved aside if it is damaged, and only then.
+            Some(
+                ErrorCode::OutOfMemory
+                | ErrorCode::OperationInterrupted
+                | ErrorCode::OperationAborted
+                | ErrorCode::FileLockingProtocolFailed
+                | ErrorCode::NoLargeFileSupport,
+            ) => Self::Failed { path, what },
             _ => Self::Corrupt { path, what },
         }
     }
@@ -212,9 +245,11 @@ pub(super) struct Opened {
     pub(super) generation: u64,
     /// Held, not read: closing it gives the database to the next process.
     pub(super) lock: File,
+    pub(super) moved: Option<MovedAside>,
 }
 
-/// Opens the database for the one process that writes it; makes it if there is none.
+/// Opens the database for the one process that writes it; makes it if there is none, or if it is damaged and may be moved
+/// aside.
 pub(super) fn open_writer(path: &Path, options: &OpenOptions) -> Result<Opened, OpenError> {
     // The lock comes first. It also keeps the next step away from a database that this very process has open: closing
     // any descriptor of a file drops every POSIX lock that SQLite holds on it.
@@ -227,16 +262,36 @@ pub(super) fn open_writer(path: &Path, options: &OpenOptions) -> Result<Opened, 
             return Err(error);
         }
     };
+    match open_locked(path, options, fresh) {
+        Ok((connection, epochs, generation)) => Ok(Opened { connection, epochs, generation, lock, moved: None }),
+        Err(OpenError::Corrupt { what, .. }) if options.damaged == WhenDamaged::MoveAside => {
+            let moved = Some(MovedAside { path: move_aside(path, options.now_wall_ms)?, what });
+            let (connection, epochs, generation) = open_locked(path, options, true)?;
+            Ok(Opened { connection, epochs, generation, lock, moved })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens the database while its lock is held; `fresh` says that there is nothing yet. Gives the connection, the epochs and
+/// the generation.
+fn open_locked(path: &Path, options: &OpenOptions, fresh: bool) -> Result<(Connection, Epochs, u64), OpenError> {
+    let has_log = std::fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
+    if fresh && has_log {
+        // SQLite would take it away without a word.
+        return Err(OpenError::Corrupt { path: path.to_owned(), what: "its log is there and it is not".to_owned() });
+    }
     let sorted = |error: rusqlite::Error| OpenError::from_sqlite(path, &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags).map_err(sorted)?;
     if connection.is_readonly("main").map_err(sorted)? {
         return Err(OpenError::NotWritable { path: path.to_owned(), what: "it opens for reading only".to_owned() });
     }
-    set_up(&connection, options).map_err(sorted)?;
-    // A log that lies beside a damaged file is not played into it: both stay as they are for whoever looks into it.
+    // A log that lies beside a damaged file is not played into it: both stay as they are for whoever looks into it. One that
+    // this opening makes goes with it.
     let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
-    connection.set_db_config(keep_log, true).map_err(sorted)?;
+    connection.set_db_config(keep_log, has_log).map_err(sorted)?;
+    set_up(&connection, options).map_err(sorted)?;
     connection.pragma_update(None, "synchronous", "FULL").map_err(sorted)?;
     if options.bytes_max > 0 {
         let pages = i64::try_from(options.bytes_max / PAGE_BYTES).unwrap_or(i64::MAX).max(1);
@@ -250,7 +305,6 @@ pub(super) fn open_writer(path: &Path, options: &OpenOptions) -> Result<Opened, 
             return Err(OpenError::Corrupt { path: path.to_owned(), what });
         }
     }
-    connection.set_db_config(keep_log, false).map_err(sorted)?;
     // The tables are made before the switch to WAL: so the mark of our files is in the file itself, not only in its
     // log, and the next start finds it there however this one ends.
     migrate(&mut connection, path, options)?;
@@ -264,7 +318,8 @@ pub(super) fn open_writer(path: &Path, options: &OpenOptions) -> Result<Opened, 
     // No process holds a socket yet, so no room holds a viewer.
     connection.execute("UPDATE rooms SET viewers = 0 WHERE viewers <> 0", []).map_err(sorted)?;
     let (base, generation) = read_meta(&connection).map_err(sorted)?;
-    Ok(Opened { connection, epochs: Epochs::new(base), generation, lock })
+    connection.set_db_config(keep_log, false).map_err(sorted)?;
+    Ok((connection, Epochs::new(base), generation))
 }
 
 /// Opens a second connection that only reads. The writer must have opened the database before.

@@ -1,11 +1,12 @@
 //! Limits of the node at their edges: what is refused, with which status or close, and that what is free again is given.
 
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::client::{Answer, CLOSE, Client, PATIENCE, PING, PONG, frame, handshake, text};
-use crate::node::{LOOK, Node, temp_dir};
+use crate::client::{Answer, CLOSE, Client, Http, PATIENCE, PING, PONG, frame, handshake, text};
+use crate::node::{LOOK, Metrics, Node, temp_dir};
 
 fn node(config: &str) -> Node {
     Node::configured(config, &["--shards", "1"])
@@ -117,7 +118,7 @@ fn unfinished_messages_are_limited_and_one_more_is_1013() {
     let ping = text(r#"{"type":"ping"}"#);
     // Half a message holds the only place until the other half comes.
     first.send(&ping[..8]);
-    let held = |metrics: &crate::node::Metrics| metrics.sum("ringcast_used", "what=\"contexts\"");
+    let held = |metrics: &Metrics| metrics.sum("ringcast_used", "what=\"contexts\"");
     node.await_metrics("the place is taken", |metrics| held(metrics) == 1);
     second.send(&ping);
     let close = loop {
@@ -216,38 +217,70 @@ fn pages_of_other_origins_come_in_by_the_app_s_list_only() {
     }
 }
 
+/// Sockets that have said half a request and nothing more, beside a viewer and who posts to it.
+struct HalfOpen<'n> {
+    node: &'n Node,
+    viewer: Client,
+    http: Http,
+    key: String,
+    held: Vec<TcpStream>,
+}
+
+impl<'n> HalfOpen<'n> {
+    fn new(node: &'n Node) -> Self {
+        let (viewer, http, key) = (watch(node, "a"), node.http(), node.key());
+        Self { node, viewer, http, key, held: Vec::new() }
+    }
+
+    /// A message passes by all of them.
+    fn post(&mut self, text: &str) {
+        let body = json!({ "text": text }).to_string();
+        let answer = self.http.post("/v1/demo/channels/a/messages", &self.key, &body);
+        assert_eq!(answer.status, 201, "{answer:?}");
+        assert_eq!(self.viewer.event()["text"], text);
+    }
+
+    /// One more, from one of several addresses, so that no address runs out of ports. Those the node has no place for are
+    /// refused or wait to be accepted: both hold up nobody.
+    fn open(&mut self) {
+        let n = self.held.len();
+        let half = if n.is_multiple_of(2) {
+            "GET /v1/demo/ws HT"
+        } else {
+            "POST /v1/demo/channels/a/messages HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n{"
+        };
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a descriptor");
+        let from = SocketAddr::from(([127, 0, 0, 1 + (n % 4) as u8], 0));
+        socket.bind(&from.into()).expect("a port of the loopback");
+        if socket.connect_timeout(&self.node.listen.into(), Duration::from_millis(500)).is_ok() {
+            let mut stream = socket.into();
+            crate::node::write_all(&mut stream, half.as_bytes());
+            self.held.push(stream);
+        }
+    }
+
+    /// So many, with a message beside them now and then.
+    fn open_all(&mut self, count: usize) {
+        for n in 1..=count {
+            self.open();
+            if n.is_multiple_of(500) {
+                self.post(&format!("beside {n}"));
+            }
+        }
+    }
+}
+
 #[test]
-fn who_says_half_a_head_and_nothing_more_holds_up_nobody() {
-    const HALF_OPEN: usize = 3_000;
+fn who_says_half_a_head_and_nothing_more_holds_up_nobody_and_is_sent_away() {
     let dir = temp_dir();
     let file = dir.path().join("ringcast.toml");
     std::fs::write(&file, "[limits]\nhead_timeout_ms = 2_000\n[shard]\nreport_ms = 200\n").unwrap();
     let shell = ["sh", "-c", "ulimit -n 1024; exec \"$0\" \"$@\""];
     let node = Node::start_by(&shell, dir.path(), &["--shards", "1", "--config", file.to_str().unwrap()]);
-    let mut viewer = watch(&node, "a");
-    let (mut http, key) = (node.http(), node.key());
-    let mut post = |text: &str| {
-        let answer = http.post("/v1/demo/channels/a/messages", &key, &json!({ "text": text }).to_string());
-        assert_eq!(answer.status, 201, "{answer:?}");
-        assert_eq!(viewer.event()["text"], text);
-    };
-    let mut held = Vec::new();
-    for n in 0..HALF_OPEN {
-        // Those the node has no place for are refused or wait to be accepted: both hold up nobody.
-        if let Ok(mut stream) = std::net::TcpStream::connect_timeout(&node.listen, Duration::from_millis(500)) {
-            let half = if n % 2 == 0 {
-                "GET /v1/demo/ws HT"
-            } else {
-                "POST /v1/demo/channels/a/messages HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n{"
-            };
-            crate::node::write_all(&mut stream, half.as_bytes());
-            held.push(stream);
-        }
-        if n % 500 == 499 {
-            post(&format!("beside {n}"));
-        }
-    }
-    assert!(held.len() > 200, "{} were held open", held.len());
+    let mut crowd = HalfOpen::new(&node);
+    // Three times as many as it has descriptors.
+    crowd.open_all(3_000);
+    assert!(crowd.held.len() > 200, "{} were held open", crowd.held.len());
     node.assert_alive();
     // Each is sent away in its time, and then there is room, though nobody closed anything.
     let deadline = Instant::now() + PATIENCE;
@@ -264,10 +297,43 @@ fn who_says_half_a_head_and_nothing_more_holds_up_nobody() {
         std::thread::sleep(LOOK);
     };
     another.ready();
-    post("and on");
-    drop(held);
+    crowd.post("and on");
+    drop(crowd);
     node.await_metrics("nobody is at the door", |metrics| metrics.sum("ringcast_used", "what=\"door\"") == 0);
     node.assert_alive();
+}
+
+#[test]
+fn ten_thousand_half_open_sockets_hold_up_nobody() {
+    /// Descriptors of this process that other tests may need meanwhile.
+    const SPARE: u64 = 3_000;
+    let open = std::fs::read_dir("/proc/self/fd").expect("/proc").count() as u64;
+    let room = ringcast::io::machine::raise_nofile().saturating_sub(open + SPARE);
+    let count = room.min(10_000) as usize;
+    if count < 10_000 {
+        eprintln!("{count} sockets, not 10,000: more needs a higher hard limit of descriptors (ulimit -Hn)");
+    }
+    assert!(count >= 500, "{count} sockets show nothing: raise the hard limit of descriptors (ulimit -Hn)");
+    // Nobody is sent away before all are there, however slow the machine is.
+    let config = "[limits]\nhead_timeout_ms = 300_000\n[shard]\nreport_ms = 200\n";
+    let node = Node::configured(config, &["--shards", "2"]);
+    let mut crowd = HalfOpen::new(&node);
+    crowd.open_all(count);
+    // The kernel deals them out to the two cores, and one may get a few more than it has places for: those are closed.
+    let standing = |metrics: &Metrics| {
+        metrics.sum("ringcast_used", "what=\"door\"") + metrics.sum("ringcast_used", "what=\"http_connections\"")
+    };
+    let enough = count as i64 * 9 / 10;
+    node.await_metrics("nearly all stand there", |metrics| standing(metrics) >= enough);
+    crowd.post("beside all of them");
+    let mut another = watch(&node, "a");
+    crowd.post("to both");
+    assert_eq!(another.event()["text"], "to both");
+    node.assert_alive();
+    crowd.held.clear();
+    node.await_metrics("only who posts stands there", |metrics| standing(metrics) <= 1);
+    crowd.post("and on");
+    assert_eq!(another.event()["text"], "and on");
 }
 
 #[test]
@@ -296,7 +362,7 @@ fn at_the_bound_of_memory_nobody_more_comes_in_and_who_is_there_stays() {
     };
     refused.assert_problem(503, "memory_full");
     assert_eq!(refused.field("retry-after"), Some("5"));
-    let ready = crate::client::Http::try_get(node.admin, "/readyz").unwrap();
+    let ready = Http::try_get(node.admin, "/readyz").unwrap();
     assert!(ready.status == 503 && ready.body.contains("memory_mib"), "{ready:?}");
     let metrics = node.metrics();
     assert_eq!(metrics.sum("ringcast_limit", "what=\"memory_mib\""), bound_mib as i64);
@@ -304,4 +370,72 @@ fn at_the_bound_of_memory_nobody_more_comes_in_and_who_is_there_stays() {
     assert_eq!(viewer.next_of("message.new")["text"], "still here");
     drop(stuck);
     node.assert_alive();
+}
+
+#[test]
+fn who_was_refused_for_want_of_memory_comes_in_when_there_is_some_again() {
+    let dir = temp_dir();
+    let file = dir.path().join("ringcast.toml");
+    std::fs::write(&file, "[limits]\nmemory_mib_max = 1_000\n").unwrap();
+    let library = crate::fault::build("memory", dir.path());
+    let told = dir.path().join("statm");
+    // In pages, as the kernel tells it; and never half a file.
+    let page = std::process::Command::new("getconf").arg("PAGESIZE").output().expect("getconf").stdout;
+    let page_bytes: u64 = String::from_utf8(page).unwrap().trim().parse().expect("a number");
+    let use_mib = |mib: u64| {
+        let part = dir.path().join("statm.part");
+        std::fs::write(&part, format!("99999999 {} 0 0 0 0 0\n", mib * (1 << 20) / page_bytes)).unwrap();
+        std::fs::rename(part, &told).unwrap();
+    };
+    use_mib(100);
+    let (preload, memory) =
+        (format!("LD_PRELOAD={}", library.display()), format!("RINGCAST_MEMORY={}", told.display()));
+    let args = ["--shards", "2", "--config", file.to_str().unwrap()];
+    let node = Node::start_by(&["env", &preload, &memory], dir.path(), &args);
+    let mut viewer = watch(&node, "a");
+    let used = |mib| {
+        node.await_metrics("the memory is looked at", |m| m.sum("ringcast_used", "what=\"memory_mib\"") == mib);
+    };
+    let ready = || Http::try_get(node.admin, "/readyz").expect("an answer");
+    for round in 0..2 {
+        // Up to the bound everybody comes in.
+        use_mib(999);
+        used(999);
+        let _near = watch_soon(&node, "a", "memory_full");
+        assert_eq!(ready().status, 503, "it says so before");
+        use_mib(1_000);
+        used(1_000);
+        let refused = refusal_soon(&node, "a");
+        refused.assert_problem(503, "memory_full");
+        assert_eq!(refused.field("retry-after"), Some("5"));
+        let mut stream = Client::raw(node.listen);
+        stream.send(b"GET /v1/demo/channels/a/sse HTTP/1.1\r\nHost: h\r\n\r\n");
+        stream.refusal().assert_problem(503, "memory_full");
+        // Who is there has nothing of it.
+        let text = format!("in round {round}");
+        node.post_text("a", &text);
+        assert_eq!(viewer.next_of("message.new")["text"], text);
+        use_mib(700);
+        used(700);
+        let mut back = watch_soon(&node, "a", "memory_full");
+        assert_eq!(ready().status, 200);
+        node.post_text("a", "again");
+        assert_eq!(back.next_of("message.new")["text"], "again");
+        assert_eq!(viewer.next_of("message.new")["text"], "again");
+    }
+}
+
+/// Comes until it is refused: each core looks at the bound once a turn.
+fn refusal_soon(node: &Node, channel: &str) -> Answer {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut client = Client::raw(node.listen);
+        client.send(handshake(&format!("/v1/demo/channels/{channel}/ws"), "").as_bytes());
+        let head = client.head().expect("an answer");
+        if !head.starts_with("HTTP/1.1 101 ") {
+            let body = String::from_utf8(client.rest_until_end()).unwrap();
+            return Answer { status: head[9..12].parse().unwrap(), head, body };
+        }
+        assert!(Instant::now() < deadline, "nobody is refused");
+    }
 }

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::LazyLock;
 
 use serde_json::{Value, json};
@@ -15,11 +14,7 @@ use crate::node::{BINARY, Node, free_ports, local, run_to_end, temp_dir};
 /// The C library with a disk that fails on demand in front of it.
 static FAULTY: LazyLock<(TempDir, PathBuf)> = LazyLock::new(|| {
     let dir = temp_dir();
-    let library = dir.path().join("disk.so");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/fault/disk.c");
-    let built =
-        Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).args([library.as_path(), source.as_ref()]).status();
-    assert!(built.expect("a C compiler, which the node's own build needs too").success());
+    let library = crate::fault::build("disk", dir.path());
     (dir, library)
 });
 
@@ -265,4 +260,88 @@ fn a_damaged_database_starts_nothing_and_a_backup_brings_it_back_under_a_new_epo
     let banned = node.http().post("/v1/demo/channels/disk/messages", &node.token("eve"), r#"{"text":"x"}"#);
     banned.assert_problem(403, "banned");
     assert_eq!(post(&mut node.http(), &node.key(), "and on").json()["seq"], json!(texts.len() + 1));
+}
+
+#[test]
+fn a_damaged_database_may_be_moved_aside_and_nothing_of_it_is_lost() {
+    let dir = temp_dir();
+    let config = dir.path().join("ringcast.toml");
+    fs::write(&config, "[store]\ndamaged = \"move_aside\"\n").unwrap();
+    let args = ["--shards", "1", "--config", config.to_str().unwrap()];
+    let database = dir.path().join("ringcast.db");
+    let mut node = Node::start_in(dir.path(), &args);
+    let key = node.key();
+    for n in 0..60 {
+        assert_eq!(post(&mut node.http(), &key, &format!("{n} {}", "x".repeat(2_000))).status, 201);
+    }
+    let epoch = |node: &Node| node.http().get("/v1/demo/channels/disk/messages?limit=1").json()["epoch"].clone();
+    let aside = || {
+        let names = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.filter(|name| name.starts_with("ringcast.db.damaged-")).collect();
+        names.sort();
+        names
+    };
+    let mut epochs = vec![epoch(&node)];
+    for round in 1..=2_usize {
+        // What was acknowledged last lies in the log only, for this end is none in good order.
+        assert_eq!(post(&mut node.http(), &key, "the last").status, 201);
+        node.kill();
+        let mut damaged = fs::read(&database).unwrap();
+        let log = fs::read(dir.path().join("ringcast.db-wal")).unwrap();
+        assert!(!log.is_empty(), "the log is there");
+        let end = damaged.len();
+        damaged[4_096..].fill(0xA5);
+        damaged.resize(end.max(40_960), 0xA5);
+        fs::write(&database, &damaged).unwrap();
+        // The pages in the log would hide the damage of those in the file.
+        fs::write(dir.path().join("ringcast.db-wal"), &log[..32]).unwrap();
+        let before = aside();
+        node = Node::start_in(dir.path(), &args);
+        let moved: Vec<String> = aside().into_iter().filter(|name| !before.contains(name)).collect();
+        let [file, rest @ ..] = &moved[..] else { panic!("{moved:?}") };
+        assert!(rest.contains(&format!("{file}-wal")), "its log goes with it: {moved:?}");
+        assert!(fs::read(dir.path().join(file)).unwrap() == damaged, "to the last byte");
+        assert_eq!(fs::read(dir.path().join(format!("{file}-wal"))).unwrap(), log[..32]);
+        assert!(before.iter().all(|name| aside().contains(name)), "the older ones are there still");
+        let said = node.log();
+        let place = dir.path().join(file).display().to_string();
+        assert!(said.contains("ERROR: ringcast.db was damaged") && said.contains(&place), "{said}");
+        assert!(said.contains("ringcast restore --data-dir"), "and how to go back: {said}");
+        assert!(stored(&node).is_empty(), "it begins anew");
+        let old = epochs.last().unwrap().as_str().unwrap().to_owned();
+        for since in [0, 5, 61] {
+            let mut back = node.watch_with("disk", &format!("?epoch={old}&since={since}"));
+            let ready = back.ready();
+            assert_eq!((&ready["recovered"], ready["seq"].as_u64()), (&Value::Bool(false), Some(0)), "{since}");
+        }
+        assert!(!epochs.contains(&epoch(&node)), "in each round");
+        epochs.push(epoch(&node));
+        for n in 1..=40 {
+            let answer = post(&mut node.http(), &key, &format!("round {round} {}", "y".repeat(2_000)));
+            assert_eq!(answer.json()["seq"], json!(n));
+        }
+    }
+    // A sound one is left where it is.
+    node.kill();
+    let before = aside();
+    node = Node::start_in(dir.path(), &args);
+    assert_eq!((stored(&node).len(), aside()), (40, before));
+    assert!(!node.log().contains("ERROR"), "{}", node.log());
+    node.terminate();
+    node.wait(std::time::Duration::from_secs(15));
+    // What is newer or not ours is no damage, whatever may be done with one.
+    let mut newer = fs::read(&database).unwrap();
+    newer[60..64].copy_from_slice(&9_999_u32.to_be_bytes());
+    let (port, admin) = free_ports();
+    let (listen, admin) = (local(port).to_string(), local(admin).to_string());
+    let (data, config) = (dir.path().to_str().unwrap(), config.to_str().unwrap());
+    let places = ["--data-dir", data, "--listen", &listen, "--admin", &admin, "--config", config];
+    let names = aside();
+    for (content, why) in [(&newer[..], "schema version 9999"), (b"a letter to mother", "not a ringcast database")] {
+        fs::write(&database, content).unwrap();
+        let (code, said) = run(&[&["serve"], &places[..]].concat());
+        assert!(code == Some(3) && said.contains(why), "{said}");
+        assert!(fs::read(&database).unwrap() == content, "untouched");
+        assert_eq!(aside(), names, "nothing is moved");
+    }
 }

@@ -200,6 +200,35 @@ fn a_head_that_is_no_http_is_refused_and_leaves_no_trace() {
 }
 
 #[test]
+fn what_is_no_http_1_is_505_and_http_1_0_is_spoken_but_not_upgraded() {
+    let node = shared();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    let of = |path: &str, version: &str| handshake(path, "").replace("HTTP/1.1", version).into_bytes();
+    let channel = "/v1/demo/channels/versions";
+    for request in [
+        preface,
+        of(&format!("{channel}/ws"), "HTTP/2.0"),
+        of(&format!("{channel}/messages"), "HTTP/1.2"),
+        of(&format!("{channel}/ws"), "HTTP/1.0"),
+        of("/test/echo", "HTTP/1.0"),
+    ] {
+        let mut client = Client::raw(node.listen);
+        client.send(&request);
+        client.refusal().assert_problem(505, "http_version");
+    }
+    // Behind a request that was answered it is the same, and the connection ends there too.
+    let mut http = Http::connect(node.listen);
+    assert_eq!(http.get(&format!("{channel}/messages")).status, 200);
+    let mut client = Client::over(http.into_stream());
+    client.send(&of(&format!("{channel}/ws"), "HTTP/1.0"));
+    client.refusal().assert_problem(505, "http_version");
+    let mut plain = Client::raw(node.listen);
+    plain.send(format!("GET {channel}/messages HTTP/1.0\r\n\r\n").as_bytes());
+    let answer = plain.refusal();
+    assert_eq!((answer.status, answer.json()["head"].as_u64()), (200, Some(0)), "{answer:?}");
+}
+
+#[test]
 fn an_upgrade_on_a_kept_alive_connection_is_not_lost() {
     // Proxies that keep connections to their upstream send an upgrade behind other requests.
     let node = shared();

@@ -9,8 +9,10 @@
 #![allow(missing_docs, reason = "a test, not a library")]
 
 mod client;
+mod fault;
 mod hook_server;
 mod node;
+mod stopped;
 
 mod access;
 mod alarms;
@@ -32,6 +34,7 @@ mod moderation;
 mod presence;
 mod pressure;
 mod proxies;
+mod refusals;
 mod resume;
 mod rooms;
 mod secrecy;

@@ -2,11 +2,12 @@
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::client::Client;
-use crate::node::{Node, fresh, shared, temp_dir};
+use crate::client::{Client, PATIENCE};
+use crate::node::{LOOK, Node, fresh, shared, temp_dir};
 
 fn position(ready: &Value) -> (String, u64) {
     (ready["epoch"].as_str().unwrap().to_owned(), ready["seq"].as_u64().unwrap())
@@ -74,6 +75,59 @@ fn a_position_that_cannot_be_honoured_is_told() {
         client.send(crate::client::handshake(&path, "").as_bytes());
         assert_eq!(client.refusal().status, 400, "{query}");
     }
+}
+
+#[test]
+fn a_position_older_than_what_is_kept_is_told_and_the_page_begins_with_what_is_there() {
+    let hash = ringcast::admission::auth::hash_server_key("rk_x").map(|byte| format!("{byte:02x}")).concat();
+    let config = format!(
+        "[store]\nupkeep_ms = 1_000\n[[app]]\nname = \"shop\"\nserver_key_sha256 = \"{hash}\"\nanonymous_read = true\n\
+         retention_messages = 3\n"
+    );
+    let node = Node::configured(&config, &["--shards", "1"]);
+    let path = "/v1/shop/channels/a/messages";
+    let mut http = node.http();
+    for n in 1..=10 {
+        assert_eq!(http.post(path, "rk_x", &json!({ "text": n.to_string() }).to_string()).status, 201);
+    }
+    let seqs = |page: &Value| {
+        let messages = page["messages"].as_array().expect("messages").iter();
+        messages.map(|message| message["seq"].as_u64().expect("a seq")).collect::<Vec<_>>()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    let page = loop {
+        let page = http.get(&format!("{path}?since=0&limit=100")).json();
+        if seqs(&page).len() == 3 {
+            break page;
+        }
+        assert!(Instant::now() < deadline, "nothing is let go: {page}\n{}", node.log());
+        std::thread::sleep(LOOK);
+    };
+    assert_eq!((seqs(&page), page["head"].as_u64()), (vec![8, 9, 10], Some(10)), "the numbers go on");
+    let epoch = page["epoch"].as_str().expect("an epoch");
+    // Behind 7 is 8, which is kept; what is behind 6 is not.
+    for (since, recovered) in [(0, false), (6, false), (7, true), (9, true), (10, true), (11, false)] {
+        let query = format!("epoch={epoch}&since={since}");
+        let mut client = Client::open(node.listen, &format!("/v1/shop/channels/a/ws?{query}"));
+        let ready = client.ready();
+        assert_eq!((ready["recovered"].as_bool(), ready["seq"].as_u64()), (Some(recovered), Some(10)), "{since}");
+        let missed: Vec<u64> = client.settle().iter().map(|event| event["seq"].as_u64().unwrap()).collect();
+        let owed: Vec<u64> = if recovered { (since + 1..=10).collect() } else { Vec::new() };
+        assert_eq!(missed, owed, "{since}");
+        let mut client = Client::open(node.listen, "/v1/shop/ws");
+        client.ready();
+        client.say(&json!({"type": "subscribe", "channel": "a", "epoch": epoch, "since": since}));
+        assert_eq!(client.event()["recovered"], recovered, "{since}");
+        assert_eq!(client.settle().len(), owed.len(), "{since}");
+        // A page says what there is: whoever sees a hole in front of it knows that it will not be filled.
+        client.say(&json!({"type": "history", "id": "h", "channel": "a", "since": since}));
+        let history = client.event();
+        let there: Vec<u64> = (8..=10).filter(|seq| *seq > since).collect();
+        assert_eq!((history["type"].as_str(), seqs(&history)), (Some("history"), there.clone()), "{history}");
+        let page = http.get(&format!("{path}?since={since}")).json();
+        assert_eq!(seqs(&page), there);
+    }
+    assert_eq!(seqs(&http.get(&format!("{path}?before=8")).json()), [] as [u64; 0]);
 }
 
 #[test]

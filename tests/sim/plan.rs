@@ -155,6 +155,7 @@ impl Plan {
             hooks: vec![hook],
             hooks_max: random.between(1, 8) as u32,
             seed: random.next_u64(),
+            ..OrchestratorOptions::default()
         };
         let sizes = MailboxSizes {
             answers: asks_max as usize * 2 + random.between(4, 64) as usize,

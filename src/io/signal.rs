@@ -43,3 +43,18 @@ pub fn listen(door: Arc<Doorbell>, mut reload: impl FnMut() + Send + 'static) ->
     })?;
     Ok(asked)
 }
+
+/// Calls `end` with the number of the first SIGTERM or SIGINT that comes, on a thread of its own; for a program that has no
+/// loop which could be rung.
+///
+/// # Errors
+/// Whatever the kernel says.
+pub fn on_end(end: impl FnOnce(i32) + Send + 'static) -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    Builder::new().name("signals".into()).spawn(move || {
+        if let Some(number) = signals.forever().next() {
+            end(number);
+        }
+    })?;
+    Ok(())
+}

@@ -167,6 +167,30 @@ pub(super) struct FanoutArgs {
     pub(super) json: bool,
 }
 
+/// What every load that starts its own node may be told of it.
+#[derive(Clone, Debug, Args, Serialize)]
+pub(super) struct StartArgs {
+    /// Shards of the started node
+    #[arg(long)]
+    pub(super) shards: Option<u16>,
+
+    /// A further argument of the started node; may be repeated
+    #[arg(long = "node-arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub(super) node_args: Vec<String>,
+
+    /// CPUs of the started node, such as 1 or 0,1; by default all
+    #[arg(long, value_delimiter = ',')]
+    pub(super) cpus: Vec<u16>,
+
+    /// Viewers one process carries at most; more are carried by worker processes. By default what its descriptors allow
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) viewers_a_process: Option<u32>,
+
+    /// End with the result as one line of JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
 /// The options of the peak.
 #[derive(Clone, Debug, Args, Serialize)]
 pub(super) struct SundayArgs {
@@ -182,29 +206,14 @@ pub(super) struct SundayArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) scenario: Option<PathBuf>,
 
-    /// Shards of the started node
-    #[arg(long)]
-    pub(super) shards: Option<u16>,
-
-    /// A further argument of the started node; may be repeated
-    #[arg(long = "node-arg", value_name = "ARG", allow_hyphen_values = true)]
-    pub(super) node_args: Vec<String>,
-
-    /// CPUs of the started node, such as 1 or 0,1; by default all
-    #[arg(long, value_delimiter = ',')]
-    pub(super) cpus: Vec<u16>,
-
     /// Joins a second at most, before it begins
     #[arg(long, default_value_t = 5_000.0, value_parser = positive)]
     pub(super) join_rate: f64,
 
-    /// Viewers one process carries at most; more are carried by worker processes. By default what its descriptors allow
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) viewers_a_process: Option<u32>,
-
-    /// End with the result as one line of JSON
-    #[arg(long)]
-    pub(super) json: bool,
+    /// Its own node
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(super) start: StartArgs,
 }
 
 impl SundayArgs {
@@ -217,12 +226,8 @@ impl SundayArgs {
             join_rate: self.join_rate,
             handshakes: 256,
             token: None,
-            shards: self.shards,
-            node_args: self.node_args.clone(),
-            cpus: self.cpus.clone(),
             target: None,
-            viewers_a_process: self.viewers_a_process,
-            json: self.json,
+            start: self.start.clone(),
         };
         FanoutArgs { payload: 128, warmup_s: 2, ..idle.as_fanout() }
     }
@@ -256,34 +261,20 @@ pub(super) struct IdleArgs {
     #[serde(skip)]
     pub(super) token: Option<String>,
 
-    /// Shards of the started node
-    #[arg(long)]
-    pub(super) shards: Option<u16>,
-
-    /// A further argument of the started node; may be repeated
-    #[arg(long = "node-arg", value_name = "ARG", allow_hyphen_values = true)]
-    pub(super) node_args: Vec<String>,
-
-    /// CPUs of the started node, such as 1 or 0,1; by default all
-    #[arg(long, value_delimiter = ',')]
-    pub(super) cpus: Vec<u16>,
-
     /// Another server than ringcast, as this file describes it
     #[arg(long, value_name = "FILE")]
     pub(super) target: Option<PathBuf>,
 
-    /// Viewers one process carries at most; more are carried by worker processes. By default what its descriptors allow
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) viewers_a_process: Option<u32>,
-
-    /// End with the result as one line of JSON
-    #[arg(long)]
-    pub(super) json: bool,
+    /// Its own node
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(super) start: StartArgs,
 }
 
 impl IdleArgs {
     /// The same as a fan-out that posts nothing.
     pub(super) fn as_fanout(&self) -> FanoutArgs {
+        let start = self.start.clone();
         FanoutArgs {
             viewers: self.viewers,
             channels: self.channels,
@@ -297,21 +288,21 @@ impl IdleArgs {
             app: "demo".to_owned(),
             key: None,
             token: self.token.clone(),
-            shards: self.shards,
-            node_args: self.node_args.clone(),
+            shards: start.shards,
+            node_args: start.node_args,
             burst: 1,
             ephemeral: false,
             warmup_s: 0,
             join_rate: self.join_rate,
             handshakes: self.handshakes,
             threads: 1,
-            viewers_a_process: self.viewers_a_process,
+            viewers_a_process: start.viewers_a_process,
             post_connections: None,
-            cpus: self.cpus.clone(),
+            cpus: start.cpus,
             floor: None,
             target: self.target.clone(),
             bare: None,
-            json: self.json,
+            json: start.json,
         }
     }
 }
@@ -486,5 +477,23 @@ pub(super) mod tests {
         assert!(fanout("--viewers 1 --url http://127.0.0.1:1 --shards 2").is_err());
         assert!(fanout("--viewers 1 --url http://127.0.0.1:1").unwrap().check().is_err());
         assert!(fanout("--viewers 1 --seconds 2 --slow 10%").unwrap().check().is_err());
+    }
+
+    #[test]
+    fn loads_that_start_their_own_node_are_told_of_it_alike() {
+        let of = |load: &str| {
+            let words = format!("load {load} --shards 2 --node-arg --x --cpus 0,1 --viewers-a-process 5 --json");
+            match Line::try_parse_from(words.split_whitespace()).unwrap().load.scenario {
+                Some(Scenario::Sunday(args)) => (serde_json::to_value(&args).unwrap(), args.as_fanout(9, 3)),
+                Some(Scenario::Idle(args)) => (serde_json::to_value(&args).unwrap(), args.as_fanout()),
+                other => panic!("{other:?}"),
+            }
+        };
+        for load in ["sunday", "idle --viewers 9"] {
+            let (told, fanout) = of(load);
+            assert_eq!((told["shards"].as_u64(), told["viewers_a_process"].as_u64()), (Some(2), Some(5)), "{told}");
+            assert_eq!((fanout.shards, fanout.viewers_a_process, fanout.json), (Some(2), Some(5), true));
+            assert_eq!((&fanout.node_args[..], &fanout.cpus[..]), (&["--x".to_owned()][..], &[0, 1][..]));
+        }
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn run(args: &IdleArgs) -> ExitCode {
     match hold(args) {
         Ok(found) => {
             found.print();
-            if args.json {
+            if args.start.json {
                 println!("{}", found.json(args));
             }
             if found.failed == 0 && found.died.is_none() { ExitCode::SUCCESS } else { AUDIT_FAILED.into() }

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `args` | the command line; loopback only |
 //! | `target`, `meter` | the node under load, started or found; its CPU and memory |
+//! | `leftovers` | what an interrupted load ends and removes |
 //! | `fanout` | the scenario, from the first join to the last delivery |
 //! | `floor`, `bare` | the comparison with a bare sender; that sender |
 //! | `max` | the highest rate that is held, by bursts of any size |
@@ -40,6 +41,7 @@ mod http;
 mod idle;
 mod kernel;
 mod latency;
+mod leftovers;
 mod max;
 mod meter;
 mod pace;
@@ -79,6 +81,9 @@ pub fn run(args: LoadArgs) -> ExitCode {
     }
     if let (Some(sender), Some(listen)) = (args.bare, args.bare_listen) {
         return bare::serve(sender, listen, args.bare_burst);
+    }
+    if let Err(error) = leftovers::guard() {
+        return fail(Failure::Own(format!("signals cannot be listened to: {error}")));
     }
     let args = match args.scenario {
         Some(Scenario::Fanout(args)) => args,

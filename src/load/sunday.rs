@@ -126,7 +126,7 @@ pub(super) fn run(args: &SundayArgs) -> ExitCode {
         Ok(found) => {
             print!("{}", found.report.text());
             found.print();
-            if args.json {
+            if args.start.json {
                 println!("{}", found.json());
             }
             if found.faults().is_empty() { ExitCode::SUCCESS } else { AUDIT_FAILED.into() }

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use super::args::{Endpoint, FanoutArgs};
@@ -15,7 +15,7 @@ use super::bare::{self, Sender};
 use super::foreign::Foreign;
 use super::kernel::{self, now_ns};
 use super::meter::Meter;
-use super::{http, random};
+use super::{http, leftovers, random};
 
 /// How long a node may take to be ready.
 const READY: Duration = Duration::from_secs(10);
@@ -57,11 +57,11 @@ impl Target {
         if let Some((node, port)) = other {
             let endpoint = Endpoint::local(port);
             wait_open(endpoint.addr).map_err(|error| node.explain(&error))?;
-            let meter = Some(Meter::of(node.child.id()));
+            let meter = Some(Meter::of(node.number));
             return Ok(Self { endpoint, key: "rk_none".to_owned(), meter, node: Some(node) });
         }
-        let (mut node, port, admin) = Node::start(args)?;
-        let ready = wait_ready(admin, || match node.child.try_wait() {
+        let (node, port, admin) = Node::start(args)?;
+        let ready = wait_ready(admin, || match node.ended() {
             Ok(None) => Ok(()),
             Ok(Some(status)) => Err(format!("the node ended at once ({status})")),
             Err(error) => Err(format!("the node cannot be watched: {error}")),
@@ -71,7 +71,7 @@ impl Target {
             Some(key) => read_key(key)?,
             None => read_key_file(&node.dir.join("demo.key"))?,
         };
-        let meter = Some(Meter::of(node.child.id()));
+        let meter = Some(Meter::of(node.number));
         Ok(Self { endpoint: Endpoint::local(port), key, meter, node: Some(node) })
     }
 
@@ -81,21 +81,22 @@ impl Target {
     }
 
     /// Says so when a started node has ended during the run.
-    pub(super) fn died(&mut self) -> Option<String> {
-        let node = self.node.as_mut()?;
-        let status = node.child.try_wait().ok().flatten()?;
+    pub(super) fn died(&self) -> Option<String> {
+        let node = self.node.as_ref()?;
+        let status = node.ended().ok().flatten()?;
         Some(node.explain(&format!("the node ended during the run ({status})")))
     }
 
     /// Stops a started node and says how it ended; `None` for one that goes on.
-    pub(super) fn close(mut self) -> Option<String> {
-        self.node.as_mut().map(Node::stop)
+    pub(super) fn close(self) -> Option<String> {
+        self.node.as_ref().map(Node::stop)
     }
 }
 
-/// A started node.
+/// A started node. Its process stands on the list of what must not outlive the load, under its directory.
 struct Node {
-    child: Child,
+    /// The number of its process.
+    number: u32,
     dir: PathBuf,
 }
 
@@ -143,7 +144,7 @@ impl Node {
 
     fn spawn_with(args: &FanoutArgs, make: impl FnOnce(&Path) -> io::Result<Command>) -> Result<Self, String> {
         let dir = std::env::temp_dir().join(format!("ringcast-load-{}-{:08x}", std::process::id(), random()));
-        let made = fs::create_dir_all(&dir).and_then(|()| {
+        let started = leftovers::start(&dir, || {
             let log = File::create(dir.join("node.log"))?;
             let mut command = make(&dir)?;
             command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -153,13 +154,14 @@ impl Node {
             }
             command.spawn()
         });
-        match made {
-            Ok(child) => Ok(Self { child, dir }),
-            Err(error) => {
-                let _ = fs::remove_dir_all(&dir);
-                Err(format!("the node cannot be started: {error}"))
-            }
-        }
+        let number = started.map_err(|error| format!("the node cannot be started: {error}"))?;
+        Ok(Self { number, dir })
+    }
+
+    /// How it has ended, if it has.
+    fn ended(&self) -> io::Result<Option<ExitStatus>> {
+        let gone = || Err(io::Error::other("it was ended already"));
+        leftovers::with(&self.dir, Child::try_wait).unwrap_or_else(gone)
     }
 
     /// `what`, and the end of the node's log.
@@ -175,26 +177,28 @@ impl Node {
         format!("{what}; the end of its log:\n{}", tail().unwrap_or_default())
     }
 
-    fn stop(&mut self) -> String {
+    fn stop(&self) -> String {
         let deadline = now_ns() + END.as_nanos() as u64;
         let mut asked = false;
         let ended = loop {
-            match self.child.try_wait() {
+            match self.ended() {
                 Ok(Some(status)) => break status.to_string(),
                 Ok(None) if !asked => {
-                    // Not waited for yet, so the pid is still the child's.
-                    kernel::terminate(self.child.id());
+                    // Not waited for yet, so the number is still the child's.
+                    leftovers::with(&self.dir, |child| kernel::terminate(child.id()));
                     asked = true;
                 }
                 Ok(None) if now_ns() < deadline => kernel::nap(LOOK),
                 Ok(None) | Err(_) => {
-                    let _ = self.child.kill();
-                    let _ = self.child.wait();
+                    leftovers::with(&self.dir, |child| {
+                        let _ = child.kill();
+                        let _ = child.wait();
+                    });
                     break "killed: it did not end when it was asked to".to_owned();
                 }
             }
         };
-        let _ = fs::remove_dir_all(&self.dir);
+        leftovers::clear(&self.dir);
         ended
     }
 }

@@ -2,9 +2,12 @@
 //! code and the last line of its output.
 
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::fs;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
-use crate::node::BINARY;
+use crate::client::PATIENCE;
+use crate::node::{BINARY, LOOK, temp_dir, wait_for};
 
 fn load(words: &[&str]) -> Output {
     let mut command = Command::new(BINARY);
@@ -67,5 +70,57 @@ fn a_load_that_makes_no_sense_says_why_and_loads_nobody() {
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{words:?}: {err}");
         assert!(err.contains(why), "{words:?}: {err}");
+    }
+}
+
+/// The processes whose parent is this one.
+fn children_of(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+/// It runs, and is not merely waiting for somebody to ask how it ended.
+fn runs(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+}
+
+#[test]
+fn a_load_that_is_interrupted_leaves_no_process_and_no_directory() {
+    for (signal, number) in [("-TERM", 15), ("-INT", 2)] {
+        let dir = temp_dir();
+        let words =
+            ["load", "fanout", "--viewers", "40", "--viewers-a-process", "20", "--rate", "5", "--seconds", "600"];
+        let mut load = Command::new(BINARY)
+            .args(words)
+            .env("TMPDIR", dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // A node with its directory, and two workers.
+        let deadline = Instant::now() + 2 * PATIENCE;
+        let children = loop {
+            let children = children_of(load.id());
+            let made = fs::read_dir(dir.path()).unwrap().flatten().any(|entry| entry.path().join("demo.key").exists());
+            if made && children.len() == 3 {
+                break children;
+            }
+            assert!(Instant::now() < deadline, "{children:?}, {:?}", load.try_wait());
+            std::thread::sleep(LOOK);
+        };
+        assert!(children.iter().all(|&child| runs(child)));
+        assert!(Command::new("kill").args([signal, &load.id().to_string()]).status().unwrap().success());
+        let status = wait_for(&mut load, Duration::from_secs(5)).expect("it ends at once");
+        assert_eq!(status.code(), Some(128 + number), "{signal}");
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.path()).collect();
+        assert!(left.is_empty(), "{signal}: {left:?}");
+        let deadline = Instant::now() + PATIENCE;
+        while let Some(child) = children.iter().find(|&&child| runs(child)) {
+            assert!(Instant::now() < deadline, "{signal}: process {child} goes on");
+            std::thread::sleep(LOOK);
+        }
     }
 }

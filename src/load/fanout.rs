@@ -139,12 +139,14 @@ impl<'a> Stage<'a> {
         self.drain(&mut crews);
         let cpu_after = self.target.meter.and_then(Meter::cpu_ns);
         kernel::nap(SETTLE);
-        let watched_ns = now_ns() - joined_ns;
+        let ended_ns = now_ns();
+        let watched_ns = ended_ns - joined_ns;
         self.look();
 
         let mut outcomes = Vec::new();
         let mut lost_workers = Vec::new();
-        for crew in crews {
+        order(&mut crews, &Order::Stop);
+        for crew in &mut crews {
             match crew.collect() {
                 Ok(found) => outcomes.extend(found),
                 Err(error) => lost_workers.push(error.to_string()),
@@ -171,6 +173,7 @@ impl<'a> Stage<'a> {
             joins,
             posted,
             watched_ns,
+            ended_ns,
             cpu_ns: cpu_before.zip(cpu_after).map(|(before, after)| after.saturating_sub(before)),
             rss: self.rss,
             processes,

@@ -77,7 +77,7 @@ pub(crate) fn at_rest(node: &mut Node, viewers: &[Viewer], scene: &mut Scene<'_>
         viewer_has_everything(viewer, truth, scene.network);
     }
     totals_agree(node);
-    presence_agrees(node);
+    presence_agrees(node, truth);
     truth.assert_nobody_types();
     let shards = node.shards.len() as u64;
     let (mut seen, mut lost, mut ordered, mut mergeable) = (0, 0, 0, 0);
@@ -157,7 +157,7 @@ fn totals_agree(node: &Node) {
 }
 
 /// Cases D1 and D3: who is there is who holds a connection, on whatever shard, and nobody else.
-fn presence_agrees(node: &Node) {
+fn presence_agrees(node: &Node, truth: &Truth) {
     let mut connections: BTreeMap<String, u64> = BTreeMap::new();
     let mut users: BTreeMap<(String, String), u32> = BTreeMap::new();
     for core in &node.shards {
@@ -182,6 +182,7 @@ fn presence_agrees(node: &Node) {
         let audience = presence.audience(&ChannelKey::new(app.clone(), name(channel)), true);
         let expected = connections.get(channel).copied().unwrap_or(0);
         assert_eq!(audience.connections, expected, "connections of {channel}");
+        truth.assert_total(channel, expected);
         channels += usize::from(expected > 0);
         let held: Vec<(String, u32)> = users
             .iter()

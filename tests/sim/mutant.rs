@@ -46,11 +46,15 @@ pub(crate) enum Mutant {
     CommitInvented,
     /// A batch is written twice.
     CommitRepeated,
+    /// A batch is said to be durable a while before it is.
+    ToldBeforeCommit,
+    /// The number of who is there is told by its partition, and nobody hears it.
+    TotalLost,
 }
 
 impl Mutant {
     /// All that must be found.
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::EventLost,
         Self::CriticalLost,
         Self::EventsSwapped,
@@ -67,6 +71,8 @@ impl Mutant {
         Self::ReleaseLost,
         Self::CommitInvented,
         Self::CommitRepeated,
+        Self::ToldBeforeCommit,
+        Self::TotalLost,
     ];
 
     /// It strikes now: `which` of them, in so many of a hundred chances.

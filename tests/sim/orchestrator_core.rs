@@ -39,6 +39,8 @@ pub(crate) struct Disk {
     jobs: VecDeque<Job>,
     reads: VecDeque<(u64, ChannelKey, PageAsk)>,
     finds: VecDeque<(u64, ChannelKey, Ulid)>,
+    /// A batch that was told already, and the step at which it is written: [`Mutant::ToldBeforeCommit`].
+    owed: Option<(Batch, u64, u64)>,
     /// What was done and is not told yet.
     done: VecDeque<StoreNews>,
     news: Sender<StoreNews>,
@@ -76,6 +78,7 @@ impl OrchestratorCore {
                 jobs: VecDeque::new(),
                 reads: VecDeque::new(),
                 finds: VecDeque::new(),
+                owed: None,
                 done: VecDeque::new(),
                 news,
             },
@@ -200,12 +203,13 @@ impl OrchestratorCore {
 }
 
 /// What a store would say that had written these.
-fn invented(scene: &Scene<'_>, events: &[NewEvent]) -> Vec<Appended> {
+fn invented(scene: &Scene<'_>, store: &mut Memory, events: &[NewEvent]) -> Vec<Appended> {
     let mut heads = scene.truth.heads.clone();
     let new = events.iter().map(|event| {
         let head = heads.entry(event.key.channel.as_str().to_owned()).or_default();
         *head += 1;
-        Appended::New { position: Position { epoch: 1, seq: *head } }
+        let epoch = store.page(&event.key, PageAsk::Latest { limit: 0 }).map_or(1, |page| page.epoch);
+        Appended::New { position: Position { epoch, seq: *head } }
     });
     new.collect()
 }
@@ -221,6 +225,15 @@ impl Disk {
         }
         if self.store.is_stalled() {
             return;
+        }
+        if let Some((batch, now_wall_ms, at)) = self.owed.take() {
+            if scene.step < at && !scene.calm {
+                self.owed = Some((batch, now_wall_ms, at));
+                return;
+            }
+            if let Ok(results) = self.store.commit(now_wall_ms, batch.events()) {
+                scene.truth.committed(batch.events(), &results);
+            }
         }
         if scene.random.chance(60)
             && let Some(job) = self.jobs.pop_front()
@@ -270,7 +283,13 @@ impl Disk {
                     self.store.fail_next(1, error);
                 }
                 if scene.mutant.strikes(Mutant::CommitInvented, scene.random, 5) {
-                    let result = Ok(invented(scene, batch.events()));
+                    let result = Ok(invented(scene, &mut self.store, batch.events()));
+                    self.done.push_back(StoreNews::Committed(result));
+                    return;
+                }
+                if scene.mutant.strikes(Mutant::ToldBeforeCommit, scene.random, 5) {
+                    let result = Ok(invented(scene, &mut self.store, batch.events()));
+                    self.owed = Some((batch, now_wall_ms, scene.step + 20));
                     self.done.push_back(StoreNews::Committed(result));
                     return;
                 }

@@ -333,6 +333,9 @@ impl ShardCore {
             if sealed.kind() == EventKind::TypingStop && scene.mutant == Mutant::TypingStopLost {
                 continue;
             }
+            if sealed.kind() == EventKind::ViewersUpdated && scene.mutant.strikes(Mutant::TotalLost, scene.random, 30) {
+                continue;
+            }
             scene.truth.said_of_members(&sealed);
             scene.truth.ordered(&sealed);
             scene.truth.entered += 1;

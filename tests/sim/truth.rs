@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ringcast::store::{Appended, NewEvent};
 use ringcast::wire::event::EventKind;
-use ringcast::wire::sealed::Sealed;
+use ringcast::wire::sealed::{Member, Sealed};
 
 /// A committed event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub(crate) struct Truth {
     pub(crate) recovered_asked: bool,
     /// Who was said to have come to a channel and not to have left since.
     members: BTreeSet<(String, String)>,
+    /// How many connections each channel was last said to have.
+    totals: BTreeMap<String, u64>,
     /// Members are told one by one whatever happens, so nobody comes or leaves without a word.
     pub(crate) tells_members: bool,
     /// Who types where, as the partitions ordered it.
@@ -146,13 +148,31 @@ impl Truth {
                 let was = self.members.remove(&(channel.clone(), user.clone()));
                 assert!(was || !self.tells_members, "{user} leaves {channel} without having joined it");
             }
+            EventKind::ViewersUpdated => {
+                let members = sealed.to_event().members;
+                let total = members.iter().find_map(|(name, member)| match member {
+                    Member::Number(number) if name == "connections" => Some(*number),
+                    _ => None,
+                });
+                self.totals.insert(channel, total.expect("viewers.updated says how many connections there are"));
+            }
             _ => {}
         }
+    }
+
+    /// What was told last of how many connections there are is what there is.
+    pub(crate) fn assert_total(&self, channel: &str, connections: u64) {
+        let told = self.totals.get(channel).copied();
+        assert!(
+            connections == 0 || told == Some(connections),
+            "{channel} has {connections}, and was said to have {told:?}"
+        );
     }
 
     /// A process has ended, and with it all that it knew of who is there.
     pub(crate) fn forget_people(&mut self) {
         self.members.clear();
+        self.totals.clear();
         self.typing.clear();
     }
 

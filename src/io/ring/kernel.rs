@@ -1,7 +1,4 @@
-#![allow(
-    unsafe_code,
-    reason = "uname(2) fills a struct of ours; where a service may not see all of /proc nothing else names the kernel"
-)]
+#![allow(unsafe_code, reason = "uname(2) fills a struct of ours; a service may not see all of /proc")]
 //! Whether this kernel can do it: asked once at start, and answered in words that say what to change.
 //!
 //! Nothing flows in; out flows what the kernel can do, or what it lacks. Always true: what is checked here need not

@@ -63,7 +63,7 @@ fn index(criterion: &mut Criterion) {
         bencher.iter(|| {
             at = (at + 1) % 100;
             let topic = &here[at];
-            let found = index.wanted(topic.scope, black_box(topic.hash), topic.app.as_str(), topic.name.as_str());
+            let found = index.wanted(topic.scope, black_box(topic.hash), || (topic.app.as_str(), topic.name.as_str()));
             assert_eq!(found, Some(numbers[at]));
         });
     });

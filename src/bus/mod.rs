@@ -46,9 +46,10 @@ impl Partition {
         Self { lines: (0..shards).map(|_| Line::default()).collect(), accepted: 0, lost_before_fanout: 0 }
     }
 
-    /// Gives the event its place in the order and offers it to every shard.
-    pub fn publish(&mut self, sealed: &Sealed, out: &mut impl Outgoing) {
+    /// Gives the event its place in the order and offers it to every shard. Returns to how many shards it is lost.
+    pub fn publish(&mut self, sealed: &Sealed, out: &mut impl Outgoing) -> u16 {
         let credit = has_credit(sealed);
+        let mut lost = 0;
         self.accepted += u64::from(credit);
         for (i, line) in self.lines.iter_mut().enumerate() {
             if line.held.is_empty() && out.offer(ShardId(i as u16), sealed) {
@@ -56,9 +57,11 @@ impl Partition {
             } else if credit {
                 line.held.push_back(sealed.clone());
             } else {
-                self.lost_before_fanout += 1;
+                lost += 1;
             }
         }
+        self.lost_before_fanout += u64::from(lost);
+        lost
     }
 
     /// An event that came here is told to nobody: it counts as lost on its way to every shard.
@@ -140,9 +143,9 @@ mod tests {
         let mut partition = Partition::new(2);
         let mut boxes = Boxes(vec![Vec::new(), Vec::new()], 2);
         for seq in 1..=3 {
-            partition.publish(&event(EventKind::MessageNew, seq), &mut boxes);
+            assert_eq!(partition.publish(&event(EventKind::MessageNew, seq), &mut boxes), 0);
         }
-        partition.publish(&event(EventKind::TypingStart, 0), &mut boxes);
+        assert_eq!(partition.publish(&event(EventKind::TypingStart, 0), &mut boxes), 2, "both are full");
         assert_eq!((partition.placed(), partition.held(), partition.lost_before_fanout()), (2, 1, 2));
         boxes.0[0].clear();
         assert!(partition.retry(&mut boxes), "the second mailbox is still full");

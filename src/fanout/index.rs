@@ -177,11 +177,18 @@ impl Index {
         maybe
     }
 
-    /// The topic of an event that arrives, if anybody here wants it: the filter first, then the table. Counts both.
-    pub fn wanted(&mut self, scope: Scope, hash: u64, app: &str, name: &str) -> Option<TopicNo> {
+    /// The topic of an event that arrives, if anybody here wants it: the filter first, then the table. Counts both. `names`
+    /// are app and name; they are asked for only behind the filter, for they lie where another core wrote them.
+    pub fn wanted<'a>(
+        &mut self,
+        scope: Scope,
+        hash: u64,
+        names: impl FnOnce() -> (&'a str, &'a str),
+    ) -> Option<TopicNo> {
         if !self.may_have(scope, hash) {
             return None;
         }
+        let (app, name) = names();
         self.stats.lookups += 1;
         let found = self.find(scope, hash, app, name);
         self.stats.misses += u64::from(found.is_none());
@@ -377,15 +384,15 @@ mod tests {
         let first = index.subscribe(&race, 4, 100, 1).unwrap();
         let second = index.subscribe(&race, 5, 101, 2).unwrap();
         assert_eq!((first.new_topic, second.new_topic, second.position), (true, false, 1));
-        assert_eq!(index.wanted(Scope::Channel, 11, "demo", "race"), Some(first.topic));
-        assert_eq!(index.wanted(Scope::User, 11, "demo", "race"), None);
+        assert_eq!(index.wanted(Scope::Channel, 11, || ("demo", "race")), Some(first.topic));
+        assert_eq!(index.wanted(Scope::User, 11, || ("demo", "race")), None);
         assert_eq!(index.rooms(first.topic).collect::<Vec<_>>(), [(4, 1), (5, 1)]);
         let left = index.unsubscribe(first.topic, first.position);
         assert_eq!(left, Unsubscribed { topic_gone: false, room_left: 0 });
         assert_eq!(index.members(first.topic)[0].client, TOMBSTONE);
         assert_eq!(index.members(first.topic)[1], Member { client: 101, first_tick: 2, room: 5 });
         assert!(index.unsubscribe(first.topic, second.position).topic_gone);
-        assert_eq!(index.wanted(Scope::Channel, 11, "demo", "race"), None);
+        assert_eq!(index.wanted(Scope::Channel, 11, || ("demo", "race")), None);
         assert!(index.members(first.topic).is_empty() && index.topic(first.topic).is_none());
         let stats = index.stats();
         assert_eq!((stats.probes, stats.noes, stats.lookups, stats.misses), (3, 2, 1, 0));
@@ -401,7 +408,8 @@ mod tests {
         index.subscribe(&topic(Scope::User, "c0", 77), 0, 1, 0).unwrap();
         assert_eq!(index.stats().channels_and_tags.len, 1);
         for (i, place) in places.iter().enumerate() {
-            assert_eq!(index.wanted(Scope::Channel, 77, "demo", &format!("c{i}")), Some(place.topic));
+            let name = format!("c{i}");
+            assert_eq!(index.wanted(Scope::Channel, 77, || ("demo", &name)), Some(place.topic));
             assert!(index.unsubscribe(place.topic, place.position).topic_gone);
         }
         assert!(!index.may_have(Scope::Channel, 77) && index.may_have(Scope::User, 77));

@@ -2,7 +2,8 @@
 
 #![allow(unsafe_code, reason = "the runtime takes descriptors as bare numbers, and eventfd has no safe interface")]
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::rc::Rc;
 
@@ -37,25 +38,25 @@ pub fn listener(fd: OwnedFd) -> TcpListener {
     unsafe { TcpListener::from_raw_fd(fd.into_raw_fd()) }
 }
 
-/// The eventfd that the rings of a core ring. It blocks, for the runtime's ring waits on a read of it.
+/// The eventfd that the rings of a core ring. It blocks, for the runtime's ring waits on a read of it. It is read and
+/// written eight bytes at a time, as a file.
 ///
 /// # Errors
 /// No descriptor is left.
-pub fn eventfd() -> io::Result<OwnedFd> {
+pub fn eventfd() -> io::Result<File> {
     // SAFETY: the call takes two numbers and returns a descriptor or -1.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the descriptor is new, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// Rings the eventfd.
-pub fn add_one(eventfd: &OwnedFd) {
-    let one = 1_u64.to_ne_bytes();
-    // SAFETY: the pointer and the length are those of `one`, which the call only reads.
-    unsafe { libc::write(eventfd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+pub fn add_one(mut eventfd: &File) {
+    // It fails only where the count is at its end, and then it rings without us.
+    let _ = eventfd.write(&1_u64.to_ne_bytes());
 }
 
 /// Rings `bell` whenever the eventfd is rung. A ring with deferred task work never turns readable itself, so its
@@ -63,7 +64,7 @@ pub fn add_one(eventfd: &OwnedFd) {
 ///
 /// # Errors
 /// No descriptor is left.
-pub fn watch(eventfd: &OwnedFd, bell: &Rc<LocalBell>) -> io::Result<()> {
+pub fn watch(eventfd: &File, bell: &Rc<LocalBell>) -> io::Result<()> {
     let copy = eventfd.as_fd().try_clone_to_owned()?;
     // SAFETY: the number is that of a new descriptor which nobody else owns; the file closes it.
     let file = unsafe { BufferedFile::from_raw_fd(copy.into_raw_fd()) };

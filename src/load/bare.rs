@@ -77,7 +77,7 @@ struct Bare {
 
 /// Serves until it is killed: `ringcast load --bare`.
 pub(super) fn serve(sender: Sender, listen: SocketAddr, burst: u32) -> ExitCode {
-    kernel::raise_descriptor_limit();
+    machine::raise_nofile();
     // Where a node with its defaults has its first shard.
     if let Some(&cpu) = machine::cpus().get(1).or(machine::cpus().first()) {
         machine::pin_to(cpu);

@@ -38,6 +38,14 @@ pub(super) struct Gauges {
     pub(super) arrived: AtomicU32,
 }
 
+/// What a thread leaves when it is told to stop.
+pub(super) struct Settled {
+    /// What it found.
+    pub(super) outcome: Outcome,
+    /// Connections that are open still: the first to be closed would change what viewers of other threads are told.
+    pub(super) open: Vec<TcpStream>,
+}
+
 /// One thread's viewers.
 pub(super) struct Deck {
     plan: Plan,
@@ -112,7 +120,7 @@ impl Deck {
     }
 
     /// Carries the viewers until it is told to stop, or until there is nobody to tell.
-    pub(super) fn run(mut self) -> Outcome {
+    pub(super) fn run(mut self) -> Settled {
         let mut buffer = vec![0; READ_BYTES];
         loop {
             loop {
@@ -375,8 +383,8 @@ impl Deck {
 
     // The end
 
-    fn settle(self) -> Outcome {
-        let Self { desk, viewers, targets, mut outcome, .. } = self;
+    fn settle(self) -> Settled {
+        let Self { desk, viewers, sockets, targets, mut outcome, .. } = self;
         let targets = targets.unwrap_or_default();
         let slow = std::mem::take(&mut outcome.slow);
         outcome.slow = Side { closes: slow.closes, ..Side::slow() };
@@ -405,6 +413,6 @@ impl Deck {
         outcome.others = desk.others;
         outcome.heard = desk.heard;
         outcome.epoch_changes = desk.epoch_changes;
-        outcome
+        Settled { outcome, open: sockets.into_iter().flatten().collect() }
     }
 }

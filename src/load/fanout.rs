@@ -22,6 +22,7 @@ use super::random;
 use super::report::{Report, Rss};
 use super::target::Target;
 use super::worker::Crew;
+use crate::io::machine;
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Descriptors of a process that are not viewers: posts, epoll, pipes, files.
@@ -65,7 +66,7 @@ pub(super) fn conduct(args: &FanoutArgs) -> Result<Report, Failure> {
 /// Why there is none.
 pub(super) fn open(args: &FanoutArgs) -> Result<Stage<'_>, Failure> {
     args.check().map_err(Failure::Use)?;
-    let limit = kernel::raise_descriptor_limit();
+    let limit = machine::raise_nofile();
     let room = limit.saturating_sub(SPARE_DESCRIPTORS).clamp(1, u64::from(u32::MAX)) as u32;
     let viewers_a_process = args.viewers_a_process.map_or(room, |wish| wish.min(room));
     let foreign = args.target.as_deref().map(Foreign::load).transpose().map_err(Failure::Use)?;
@@ -138,12 +139,14 @@ impl<'a> Stage<'a> {
         self.drain(&mut crews);
         let cpu_after = self.target.meter.and_then(Meter::cpu_ns);
         kernel::nap(SETTLE);
-        let watched_ns = now_ns() - joined_ns;
+        let ended_ns = now_ns();
+        let watched_ns = ended_ns - joined_ns;
         self.look();
 
         let mut outcomes = Vec::new();
         let mut lost_workers = Vec::new();
-        for crew in crews {
+        order(&mut crews, &Order::Stop);
+        for crew in &mut crews {
             match crew.collect() {
                 Ok(found) => outcomes.extend(found),
                 Err(error) => lost_workers.push(error.to_string()),
@@ -170,6 +173,7 @@ impl<'a> Stage<'a> {
             joins,
             posted,
             watched_ns,
+            ended_ns,
             cpu_ns: cpu_before.zip(cpu_after).map(|(before, after)| after.saturating_sub(before)),
             rss: self.rss,
             processes,

@@ -1,9 +1,9 @@
-//! The few kernel calls that std has no door to: the monotonic clock, epoll, ppoll, limits and signals.
+//! The few kernel calls that std has no door to: the monotonic clock, epoll, ppoll and signals.
 //!
 //! Descriptors and times flow in, readiness and nanoseconds flow out; what is always true is that every `unsafe` of
 //! the load generator stands in this file, behind functions that are safe to call with any argument.
 
-#![allow(unsafe_code, reason = "epoll, ppoll, the raw clock, limits and signals have no safe door in std")]
+#![allow(unsafe_code, reason = "epoll, ppoll, the raw clock and signals have no safe door in std")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -44,22 +44,6 @@ pub(super) fn nap(time: Duration) {
 pub(super) fn wake_sharply() {
     // SAFETY: PR_SET_TIMERSLACK takes one number and touches no memory of ours.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_u64) };
-}
-
-/// Raises the soft limit of open descriptors to the hard one and returns what now holds.
-pub(super) fn raise_descriptor_limit() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the pointer is to a local rlimit that lives through the call.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-        return 1_024;
-    }
-    let raised = libc::rlimit { rlim_cur: limit.rlim_max, rlim_max: limit.rlim_max };
-    // SAFETY: the pointer is to a local rlimit that lives through the call; the kernel only reads it.
-    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0 {
-        raised.rlim_cur
-    } else {
-        limit.rlim_cur
-    }
 }
 
 /// Asks the process `pid` to end. Only ever called with the pid of a child that was not waited for yet, so the number
@@ -106,13 +90,10 @@ pub(super) fn keep_on(command: &mut Command, cpus: &[u16]) {
 /// One send(2) that does not wait; returns what the kernel took.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: pointer and length describe the slice, which the kernel only reads.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
-    if sent >= 0 {
-        return Ok(sent as usize);
+    match socket2::SockRef::from(&socket).send_with_flags(bytes, flags) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        sent => sent,
     }
-    let error = io::Error::last_os_error();
-    if error.kind() == io::ErrorKind::WouldBlock { Ok(0) } else { Err(error) }
 }
 
 /// Lets the kernel choose the port at connect, by the whole address pair, instead of at bind: thousands of sockets may

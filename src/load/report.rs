@@ -10,7 +10,7 @@ use super::args::FanoutArgs;
 use super::audit::Side;
 use super::latency::Latency;
 use super::meter::Meter;
-use super::plan::Outcome;
+use super::plan::{Outcome, channel_name};
 use super::poster::Posted;
 
 /// How long counts may take to be right, in seconds: they are told every 5 s, and with more viewers than 100,000 less often;
@@ -63,12 +63,12 @@ impl MaxByValue for Option<f64> {
 }
 
 /// Whether the last counts that were told are the real ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Counts {
     /// On every channel that was told one, or had to be.
     Right,
-    /// On at least one channel not.
-    Wrong,
+    /// On these channels not, in words.
+    Wrong(Vec<String>),
     /// The run was too short, or no channel is large enough to be told.
     NotChecked,
 }
@@ -91,6 +91,8 @@ pub(super) struct Report {
     pub(super) posted: Posted,
     /// From the last join to the end.
     pub(super) watched_ns: u64,
+    /// The end, in nanoseconds of the monotonic clock.
+    pub(super) ended_ns: u64,
     /// CPU of the node from before the first post to after the last delivery.
     pub(super) cpu_ns: Option<u64>,
     /// Memory of the node.
@@ -138,21 +140,28 @@ impl Report {
         if self.watched_ns < settle_ns || self.args.target.is_some() || self.args.bare.is_some() {
             return Counts::NotChecked;
         }
-        let mut checked = Counts::NotChecked;
-        for channel in &self.outcome.channels {
+        let mut checked = false;
+        let mut wrong = Vec::new();
+        for (number, channel) in (0..).zip(&self.outcome.channels) {
             // Where connections ended the number was moving, and that they ended is a finding of its own.
-            let wrong = match channel.count {
+            let told = match channel.count {
                 _ if channel.ended > 0 => continue,
-                Some(count) => count.connections != channel.open,
-                None if channel.open > ROSTER_LIMIT => true,
+                Some(count) if count.connections == channel.open => None,
+                Some(count) => {
+                    let ago_ms = self.ended_ns.saturating_sub(count.at_ns) / 1_000_000;
+                    Some(format!("told {} connections {ago_ms} ms before the end", count.connections))
+                }
+                None if channel.open > ROSTER_LIMIT => Some("told no number".to_owned()),
                 None => continue,
             };
-            if wrong {
-                return Counts::Wrong;
-            }
-            checked = Counts::Right;
+            checked = true;
+            wrong.extend(told.map(|told| format!("{} {told}, and {} are open", channel_name(number), channel.open)));
         }
-        checked
+        match wrong.is_empty() {
+            false => Counts::Wrong(wrong),
+            true if checked => Counts::Right,
+            true => Counts::NotChecked,
+        }
     }
 
     /// What is wrong, in words; nothing if the audit passes.
@@ -176,8 +185,9 @@ impl Report {
         if !healthy.balanced() {
             faults.push("the account does not balance: delivered + told + missing is not what was expected".into());
         }
-        if self.counts() == Counts::Wrong {
-            faults.push("a channel's last viewers.updated is not its real number".into());
+        if let Counts::Wrong(channels) = self.counts() {
+            let (all, first) = (channels.len(), channels.first().map_or("", String::as_str));
+            faults.push(format!("the last viewers.updated of {all} channels is not the real number: {first}"));
         }
         if self.joined() == 0 {
             faults.push("nobody joined, so nothing was posted".into());
@@ -220,7 +230,7 @@ impl Report {
             "join_failures_by_status": self.outcome.join_failures,
             "viewer_counts_right": match self.counts() {
                 Counts::Right => json!(true),
-                Counts::Wrong => json!(false),
+                Counts::Wrong(_) => json!(false),
                 Counts::NotChecked => json!("not checked"),
             },
             "server_cpu_ns_per_delivery": self.cpu_ns_per_delivery(),
@@ -326,7 +336,7 @@ impl Report {
             "counts",
             match self.counts() {
                 Counts::Right => "viewers.updated told the real numbers".to_owned(),
-                Counts::Wrong => "viewers.updated told wrong numbers".to_owned(),
+                Counts::Wrong(channels) => format!("viewers.updated told wrong numbers: {}", channels.join("; ")),
                 Counts::NotChecked => "not checked".to_owned(),
             },
         );

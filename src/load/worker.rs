@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::fleet::Fleet;
 use super::kernel;
 use super::plan::{Order, Outcome, Plan, Progress};
+use crate::io::machine;
 
 /// How often a worker says where it is.
 const PACE: Duration = Duration::from_millis(50);
@@ -112,8 +113,8 @@ impl Crew {
         }
     }
 
-    /// Ends the crew and returns what it found.
-    pub(super) fn collect(self) -> io::Result<Vec<Outcome>> {
+    /// Ends the crew and returns what it found; to be ordered to stop before. Its connections stay open until it is dropped.
+    pub(super) fn collect(&mut self) -> io::Result<Vec<Outcome>> {
         match self {
             Self::Here(fleet) => fleet.collect(),
             Self::There(worker) => worker.collect(),
@@ -159,11 +160,10 @@ impl Worker {
         }
     }
 
-    fn collect(mut self) -> io::Result<Vec<Outcome>> {
+    fn collect(&mut self) -> io::Result<Vec<Outcome>> {
         if self.gone {
             return Err(io::Error::other("a worker ended before the run did"));
         }
-        self.order(&Order::Stop);
         loop {
             match self.news.recv_timeout(COLLECT) {
                 Ok(News::Progress(_)) => {}
@@ -185,7 +185,7 @@ impl Drop for Worker {
 
 /// The worker's end: `ringcast load --worker`.
 pub(super) fn serve() -> ExitCode {
-    kernel::raise_descriptor_limit();
+    machine::raise_nofile();
     match carry() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -201,12 +201,18 @@ fn carry() -> io::Result<()> {
     io::stdin().read_line(&mut first)?;
     let plan: Plan = serde_json::from_str(&first)?;
     let orders: Receiver<Order> = lines("orders", io::stdin())?;
-    let fleet = Fleet::launch(&plan)?;
+    let mut fleet = Fleet::launch(&plan)?;
     let mut out = io::stdout();
     loop {
         put_line(&mut out, &News::Progress(fleet.progress()))?;
         match orders.recv_timeout(PACE) {
-            Ok(Order::Stop) => return put_line(&mut out, &News::Outcome(fleet.collect()?)),
+            Ok(Order::Stop) => {
+                fleet.order(&Order::Stop);
+                put_line(&mut out, &News::Outcome(fleet.collect()?))?;
+                // Connections end when the conductor has heard every worker.
+                while orders.recv().is_ok() {}
+                return Ok(());
+            }
             Ok(order) => fleet.order(&order),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(()),

@@ -100,14 +100,15 @@ pub(super) struct Channel {
     /// Members are told one by one.
     pub(super) one_by_one: bool,
     counts: Counts,
-    told: Totals,
+    /// `None` when they did not reach every shard.
+    told: Option<Totals>,
     told_at_ms: u64,
 }
 
 impl Channel {
     /// Nobody was there until now.
     pub(super) fn new(topic: Topic, now_ms: u64) -> Self {
-        let told = Totals { connections: 0, users: 0, one_by_one: true };
+        let told = Some(Totals { connections: 0, users: 0, one_by_one: true });
         Self { topic, members: BTreeMap::new(), one_by_one: true, counts: Counts::default(), told, told_at_ms: now_ms }
     }
 
@@ -144,15 +145,21 @@ impl Channel {
     pub(super) fn tell_at_ms(&self, interval_ms: u32) -> Option<u64> {
         let now = self.totals();
         let interval_ms = u64::from(interval_ms);
-        let wait_ms =
-            if now.differs_largely(self.told) { interval_ms / LARGE_CHANGES_AN_INTERVAL } else { interval_ms };
-        (now != self.told).then_some(self.told_at_ms + wait_ms.max(WAIT_MS_MIN))
+        let soon = self.told.is_none_or(|told| now.differs_largely(told));
+        let wait_ms = if soon { interval_ms / LARGE_CHANGES_AN_INTERVAL } else { interval_ms };
+        (self.told != Some(now)).then_some(self.told_at_ms + wait_ms.max(WAIT_MS_MIN))
     }
 
     /// The totals are told now: connections and users.
     pub(super) fn tell(&mut self, now_ms: u64) -> (u64, u64) {
-        (self.told, self.told_at_ms) = (self.totals(), now_ms);
-        (self.told.connections, self.told.users)
+        let totals = self.totals();
+        (self.told, self.told_at_ms) = (Some(totals), now_ms);
+        (totals.connections, totals.users)
+    }
+
+    /// What was told last did not reach every shard: it is told again, though nothing changes.
+    pub(super) fn tell_again(&mut self) {
+        self.told = None;
     }
 
     /// Each member, in the order of their names.
@@ -222,6 +229,10 @@ mod tests {
         channel.tell(3_000);
         hold(&mut channel, 0, 100, 99);
         assert_eq!(channel.tell_at_ms(5_000), Some(4_000), "that members are told no more is told soon");
+        channel.tell(4_000);
+        assert_eq!(channel.tell_at_ms(5_000), None);
+        channel.tell_again();
+        assert_eq!(channel.tell_at_ms(5_000), Some(5_000), "what was lost is told again");
     }
 
     #[test]

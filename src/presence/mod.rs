@@ -110,6 +110,15 @@ impl Presence {
         }
     }
 
+    /// An event of this did not reach every shard. Totals are told again, else the last
+    /// ones could stay wrong for as long as nobody comes or goes; what one member did stays lost, and the bus counts it.
+    pub fn on_lost(&mut self, sealed: &Sealed) {
+        if sealed.kind() == EventKind::ViewersUpdated {
+            let topic = sealed.topic();
+            self.rosters.on_totals_lost(&ChannelKey::new(topic.app.clone(), topic.name.clone()));
+        }
+    }
+
     /// Time has passed.
     pub fn on_alarm(&mut self, now: Now) {
         self.rosters.on_alarm(now, &mut self.news);

@@ -146,6 +146,14 @@ impl Rosters {
         }
     }
 
+    /// The last totals of a channel did not reach every shard.
+    pub(super) fn on_totals_lost(&mut self, key: &ChannelKey) {
+        if let Some(channel) = self.channels.get_mut(key) {
+            channel.tell_again();
+            self.settle(key);
+        }
+    }
+
     pub(super) fn next_alarm_ms(&self) -> Option<u64> {
         [self.graces.next(), self.totals.next()].into_iter().flatten().min()
     }
@@ -181,6 +189,7 @@ mod tests {
     use super::*;
     use crate::post::presence::Stated;
     use crate::wire::presence::PresenceState;
+    use crate::wire::sealed::Member;
     use crate::wire::topic::{Scope, TopicHasher};
 
     const OPTIONS: PresenceOptions = PresenceOptions {
@@ -314,7 +323,7 @@ mod tests {
             let told = stage.news.drain(..).filter(|event| event.kind == EventKind::ViewersUpdated);
             told.map(|event| event.members).collect::<Vec<_>>()
         };
-        let number = |n| crate::wire::sealed::Member::Number(n);
+        let number = Member::Number;
         let told = totals(&mut stage);
         assert_eq!((told.len(), &told[0][0].1, &told[0][1].1), (1, &number(2), &number(1)));
         stage.hold(0, 1, "ann", 0);
@@ -327,6 +336,23 @@ mod tests {
         stage.pass(10_000);
         assert!(totals(&mut stage).is_empty(), "nobody would hear it");
         assert_eq!(stage.rosters.next_alarm_ms(), None);
+    }
+
+    #[test]
+    fn totals_that_were_lost_are_told_again() {
+        let mut stage = Stage::new();
+        stage.hold(0, 7, "", 0);
+        stage.pass(5_000);
+        assert_eq!((stage.news.drain(..).count(), stage.rosters.next_alarm_ms()), (1, None));
+        stage.rosters.on_totals_lost(&key());
+        stage.pass(999);
+        assert!(stage.news.is_empty(), "not more often than once a second");
+        stage.pass(1);
+        let told = stage.news.pop_front().unwrap();
+        assert_eq!((told.kind, &told.members[0].1), (EventKind::ViewersUpdated, &Member::Number(7)));
+        stage.hold(0, 0, "", 0);
+        stage.rosters.on_totals_lost(&key());
+        assert_eq!(stage.rosters.next_alarm_ms(), None, "nobody is there any more");
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub(super) struct Channel {
     /// The number of the open tick.
     pub(super) tick: u32,
     pub(super) walk: Option<Walk>,
-    /// The number of the batch in which its last walk began.
+    /// The number of the last batch in which some of its members were walked.
     pub(super) walked_in: u64,
     /// It stands in the queue of those whose ticks are walked.
     pub(super) queued: bool,

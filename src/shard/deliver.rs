@@ -25,11 +25,9 @@ impl Shard {
     /// An event came from the bus.
     pub fn on_sealed(&mut self, now: Now, sealed: &Sealed) {
         self.stages.events_seen += 1;
-        let topic = sealed.topic();
-        let Some(no) = self.index.wanted(topic.scope, topic.hash, topic.app.as_str(), topic.name.as_str()) else {
-            return;
-        };
-        if topic.scope == Scope::Channel {
+        let names = || (sealed.topic().app.as_str(), sealed.topic().name.as_str());
+        let Some(no) = self.index.wanted(sealed.scope(), sealed.topic_hash(), names) else { return };
+        if sealed.scope() == Scope::Channel {
             self.deliver_to_channel(no, sealed);
         } else {
             self.deliver_to_members(now, no, sealed);

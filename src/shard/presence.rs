@@ -125,7 +125,7 @@ impl Shard {
         true
     }
 
-    /// The next event of presence, to be published by this shard's own partition; to be polled dry like actions. Only the
+    /// The next event of presence, to be published with [`Shard::publish_news`]; to be polled dry like actions. Only the
     /// mailboxes of the shards can be full for it: what it says of who came and who types must not be said by halves.
     pub fn poll_news(&mut self) -> Option<Sealed> {
         loop {
@@ -137,6 +137,13 @@ impl Shard {
             if let Ok(sealed) = Sealed::seal(&event) {
                 return Some(sealed);
             }
+        }
+    }
+
+    /// Gives an event of presence its place in this shard's own partition.
+    pub fn publish_news(&mut self, sealed: &Sealed, out: &mut impl Outgoing) {
+        if self.partition.publish(sealed, out) > 0 {
+            self.attendance.presence.on_lost(sealed);
         }
     }
 

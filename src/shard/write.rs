@@ -169,11 +169,11 @@ impl Shard {
                     self.queue.pop_front();
                     continue;
                 }
-                // A second tick of the same channel in one batch could overtake the unwritten end of the first.
+                // A second tick of the same channel in one batch could overtake the unwritten end of the first, also where
+                // the first was frozen for an earlier batch and only its last members are in this one.
                 if channel.walked_in == self.batch_number {
                     return;
                 }
-                channel.walked_in = self.batch_number;
                 let frozen = channel.open.freeze(channel.tick, &channel.name, &channel.dialects());
                 channel.tick = channel.tick.wrapping_add(1);
                 channel.entered = false;
@@ -182,6 +182,7 @@ impl Shard {
                 self.stages.frames_built += frozen.frames.len() as u64;
                 channel.walk = Some(Walk { frozen: Rc::new(frozen), cursor: 0 });
             }
+            channel.walked_in = self.batch_number;
             let before = batch.sends.len();
             let done = self.walk_slice(now, no, batch, max, &mut visits);
             turn += batch.sends.len() - before;

@@ -148,8 +148,15 @@ struct Inner {
 }
 
 /// A sealed event. Cloning it is counting.
+///
+/// To whom it goes lies beside the pointer: a shard that nobody wants it on says so without reading a line of memory that
+/// another core wrote.
 #[derive(Clone)]
-pub struct Sealed(Arc<Inner>);
+pub struct Sealed {
+    inner: Arc<Inner>,
+    hash: u64,
+    scope: Scope,
+}
 
 /// Why bytes from outside are no sealed event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,7 +235,7 @@ impl Sealed {
     /// The archive behind its header, for another process.
     #[must_use]
     pub fn to_wire(&self) -> Vec<u8> {
-        let archive = &self.0.archive;
+        let archive = &self.inner.archive;
         let mut out = Vec::with_capacity(WIRE_HEADER_BYTES + archive.len());
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
@@ -257,20 +264,23 @@ impl Sealed {
         if frame_bytes == 0 {
             return Err(BadSealed::Field);
         }
-        Ok(Self(Arc::new(Inner { archive, topic, kind, seq, epoch, exclude, frame_at, frame_bytes })))
+        let (hash, scope) = (topic.hash, topic.scope);
+        let inner = Arc::new(Inner { archive, topic, kind, seq, epoch, exclude, frame_at, frame_bytes });
+        Ok(Self { inner, hash, scope })
     }
 
     /// The archived event.
     #[must_use]
     pub fn event(&self) -> &ArchivedEventV1 {
-        // SAFETY: `checked` validated these very bytes as this type, and nothing writes to them afterwards.
-        unsafe { rkyv::access_unchecked::<ArchivedEventV1>(&self.0.archive) }
+        // SAFETY: `checked` validated these very bytes as this type, at this place in memory and of this length, from which
+        // the root is found. The box is private and nothing writes to it afterwards; moving it moves no byte of the archive.
+        unsafe { rkyv::access_unchecked::<ArchivedEventV1>(&self.inner.archive) }
     }
 
     /// The complete `ringcast.json` frame.
     #[must_use]
     pub fn json_frame(&self) -> &[u8] {
-        &self.0.archive[self.0.frame_at..self.0.frame_at + self.0.frame_bytes]
+        &self.inner.archive[self.inner.frame_at..self.inner.frame_at + self.inner.frame_bytes]
     }
 
     /// Builds the complete `ringcast.rkyv` frame: a binary frame whose payload is this archive without its JSON
@@ -292,11 +302,11 @@ impl Sealed {
         let e = self.event();
         let id = u128::from_be_bytes(e.id);
         Event {
-            kind: self.0.kind,
-            custom_name: if self.0.kind == EventKind::Custom { e.type_name.as_str().into() } else { String::new() },
-            topic: self.0.topic.clone(),
-            seq: self.0.seq,
-            epoch: self.0.epoch,
+            kind: self.inner.kind,
+            custom_name: if self.inner.kind == EventKind::Custom { e.type_name.as_str().into() } else { String::new() },
+            topic: self.inner.topic.clone(),
+            seq: self.inner.seq,
+            epoch: self.inner.epoch,
             ts_ms: e.ts_ms.to_native(),
             id: (id != 0).then_some(Ulid(id)),
             user_id: e.user_id.as_str().into(),
@@ -315,44 +325,63 @@ impl Sealed {
                     (pair.0.as_str().into(), member)
                 })
                 .collect(),
-            exclude: self.0.exclude,
+            exclude: self.inner.exclude,
         }
+    }
+
+    /// What its topic names.
+    #[must_use]
+    pub const fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    /// The hash of its topic.
+    #[must_use]
+    pub const fn topic_hash(&self) -> u64 {
+        self.hash
     }
 
     /// To whom.
     #[must_use]
     pub fn topic(&self) -> &Topic {
-        &self.0.topic
+        &self.inner.topic
     }
 
     /// Its type.
     #[must_use]
     pub fn kind(&self) -> EventKind {
-        self.0.kind
+        self.inner.kind
     }
 
     /// Its number in its channel; 0 if it is not stored.
     #[must_use]
     pub fn seq(&self) -> u64 {
-        self.0.seq
+        self.inner.seq
     }
 
     /// The numbering of `seq`; 0 if it is not stored.
     #[must_use]
     pub fn epoch(&self) -> u64 {
-        self.0.epoch
+        self.inner.epoch
     }
 
     /// The connection that shall not get it; 0 is nobody.
     #[must_use]
     pub fn exclude(&self) -> u64 {
-        self.0.exclude
+        self.inner.exclude
     }
 }
 
 impl fmt::Debug for Sealed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sealed({} {}/{} seq {})", self.0.kind.row().name, self.0.topic.app, self.0.topic.name, self.0.seq)
+        write!(
+            f,
+            "Sealed({} {}/{} seq {})",
+            self.inner.kind.row().name,
+            self.inner.topic.app,
+            self.inner.topic.name,
+            self.inner.seq
+        )
     }
 }
 

@@ -15,7 +15,7 @@ impl Stopped {
         let task = tasks.flatten().find(named).unwrap_or_else(|| panic!("no thread {name}"));
         let thread: libc::pid_t = task.file_name().to_str().unwrap().parse().unwrap();
         let nothing = std::ptr::null_mut::<libc::c_void>();
-        // SAFETY: the requests take no memory of ours; they name a thread of our own child.
+        // SAFETY: the requests take no memory of ours and name a thread of our own child; waitpid fills a number of ours.
         unsafe {
             let seized = libc::ptrace(libc::PTRACE_SEIZE, thread, nothing, nothing);
             assert_eq!(seized, 0, "{}", std::io::Error::last_os_error());

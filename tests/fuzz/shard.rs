@@ -143,7 +143,7 @@ impl Bench {
             }
             let mut doors = Doors::default();
             while let Some(sealed) = self.shard.poll_news() {
-                self.shard.partition_mut().publish(&sealed, &mut doors);
+                self.shard.publish_news(&sealed, &mut doors);
             }
             self.shard.flush_presence(self.now, &mut doors);
             for letter in doors.presence {

@@ -146,7 +146,7 @@ impl Stage {
         }
         while let Some(sealed) = self.shards[at].poll_news() {
             *self.said.entry(sealed.kind()).or_default() += 1;
-            self.shards[at].partition_mut().publish(&sealed, &mut self.post);
+            self.shards[at].publish_news(&sealed, &mut self.post);
         }
         self.shards[at].flush_presence(self.now, &mut self.post);
     }

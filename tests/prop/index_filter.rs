@@ -79,7 +79,7 @@ impl World {
         let topic = &self.topics[which];
         let maybe = self.index.may_have(topic.scope, topic.hash);
         assert!(maybe || !self.twin.0.contains_key(&which), "a wrong no to {topic:?}");
-        let found = self.index.wanted(topic.scope, topic.hash, topic.app.as_str(), topic.name.as_str());
+        let found = self.index.wanted(topic.scope, topic.hash, || (topic.app.as_str(), topic.name.as_str()));
         assert_eq!(found, self.numbers.get(&which).copied());
     }
 

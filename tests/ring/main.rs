@@ -1,4 +1,4 @@
-#![allow(unsafe_code, reason = "an eventfd, poll(2) and socket buffers have no safe call in the standard library")]
+#![allow(unsafe_code, reason = "poll(2) and the flags of a descriptor have no safe call in the standard library")]
 #![allow(clippy::disallowed_methods, reason = "peers of a ring are threads that wait and read a clock")]
 #![allow(missing_docs, reason = "a test, not a library")]
 //! The ring against the real kernel, rule by rule.
@@ -11,11 +11,14 @@ mod park;
 mod sends;
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use ringcast::io::descriptors;
 use ringcast::io::ring::{Greeting, Progress, RingEvent, RingOptions, SocketId, SocketRing};
 
 /// What happened, owned.
@@ -33,7 +36,7 @@ enum Seen {
 /// A ring with its eventfd, and all it has told.
 struct Bench {
     ring: SocketRing,
-    eventfd: OwnedFd,
+    eventfd: File,
     bytes: BTreeMap<SocketId, Vec<u8>>,
     seen: Vec<Seen>,
     accepted: Vec<OwnedFd>,
@@ -46,11 +49,7 @@ fn small() -> RingOptions {
 
 impl Bench {
     fn new(options: RingOptions) -> Self {
-        // SAFETY: eventfd takes two numbers and gives a new descriptor, checked below.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        assert!(fd >= 0);
-        // SAFETY: the descriptor is new and nobody else's.
-        let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let eventfd = descriptors::eventfd().expect("an eventfd");
         let ring = SocketRing::new(options, eventfd.as_raw_fd()).expect("a ring");
         Self { ring, eventfd, bytes: BTreeMap::new(), seen: Vec::new(), accepted: Vec::new(), moved: Vec::new() }
     }
@@ -98,10 +97,7 @@ impl Bench {
         // SAFETY: one pollfd of ours, for the length of the call.
         let woken = unsafe { libc::poll(&raw mut wait, 1, ms) };
         if woken > 0 {
-            let mut count = 0_u64;
-            // SAFETY: eight bytes of ours, as an eventfd wants them.
-            let read = unsafe { libc::read(self.eventfd.as_raw_fd(), (&raw mut count).cast(), 8) };
-            assert_eq!(read, 8);
+            self.eventfd.read_exact(&mut [0; 8]).expect("a count");
         }
         self.ring.unpark();
         woken > 0

@@ -263,6 +263,7 @@ impl Disk {
             Job::Commit(batch, now_wall_ms) => {
                 // After an I/O error it is not known whether the commit is durable: here are both cases.
                 let known = scene.random.chance(70);
+                scene.truth.failed_commits += u64::from(faulty);
                 if faulty && known {
                     let error = scene.random.pick(&[0, 1]);
                     let error = if error == 0 { StoreError::Full } else { StoreError::Io("a bad disk".into()) };

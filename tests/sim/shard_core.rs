@@ -336,7 +336,7 @@ impl ShardCore {
             scene.truth.said_of_members(&sealed);
             scene.truth.ordered(&sealed);
             scene.truth.entered += 1;
-            self.shard.partition_mut().publish(&sealed, &mut doors);
+            self.shard.publish_news(&sealed, &mut doors);
         }
         self.shard.flush_presence(scene.now, &mut doors);
     }

@@ -42,6 +42,8 @@ pub(crate) struct Truth {
     pub(crate) first_answers: BTreeMap<String, (u64, String)>,
     /// By shard and ticket.
     pub(crate) requests: BTreeMap<(usize, u64), Request>,
+    /// Batches that the store failed to write, or did not say of whether it had.
+    pub(crate) failed_commits: u64,
     /// Events that were put into a partition's mailbox, and those that it turned away, of this process.
     pub(crate) entered: u64,
     pub(crate) dropped_on_the_way: u64,

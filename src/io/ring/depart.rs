@@ -1,4 +1,4 @@
-#![allow(unsafe_code, reason = "a descriptor that the kernel or a slot gives back gets its owner")]
+#![allow(unsafe_code, reason = "a descriptor that the kernel makes gets its owner")]
 //! How a socket leaves its slot: ended, or moved elsewhere alive.
 //!
 //! Wishes flow in, cancels and closes flow out, and at last one event. Always true: a slot is given on only after the
@@ -10,7 +10,7 @@ use io_uring::{opcode, types};
 
 use super::reap::Note;
 use super::slots::{CLOSING, ENDING, IN_FLIGHT, INSTALLING, MOVING, POLL_IN, POLL_OUT};
-use super::submit::{cancel, close_all};
+use super::submit::cancel;
 use super::tag::{self, Op};
 use super::{SocketId, SocketRing};
 
@@ -57,7 +57,7 @@ impl SocketRing {
         if plain {
             return self.left(id);
         }
-        let (op, entry) = if slot.has(MOVING) && slot.fd < 0 {
+        let (op, entry) = if slot.has(MOVING) && slot.fd.is_none() {
             slot.bits |= INSTALLING;
             (Op::Install, opcode::FixedFdInstall::new(types::Fixed(file), 0).build())
         } else {
@@ -69,27 +69,23 @@ impl SocketRing {
 
     /// The kernel has made a descriptor of a socket that moves, or refused it.
     pub(super) fn installed(&mut self, id: SocketId, result: i32) {
+        // SAFETY: a result of FIXED_FD_INSTALL that is not negative is a new descriptor, ours from this completion on.
+        let made = (result >= 0).then(|| unsafe { OwnedFd::from_raw_fd(result) });
         let Some(slot) = self.slots.get(id) else { return };
         slot.bits &= !INSTALLING;
-        if result < 0 {
+        if made.is_none() {
             slot.bits &= !MOVING;
-        } else {
-            slot.fd = result;
         }
+        slot.fd = made;
         self.leave_if_idle(id);
     }
 
     /// Nothing is in flight any more, and a fixed slot is empty.
     pub(super) fn left(&mut self, id: SocketId) {
         let Some(slot) = self.slots.get(id) else { return };
-        let (fd, moves) = (slot.fd, slot.has(MOVING));
-        self.slots.free(id.slot);
-        self.notes.push_back(if moves && fd >= 0 {
-            // SAFETY: the slot owned the descriptor, and has just been given up.
-            Note::Moved(id, unsafe { OwnedFd::from_raw_fd(fd) })
-        } else {
-            close_all((fd >= 0).then_some(fd).into_iter());
-            Note::Closed(id)
-        });
+        let moves = slot.has(MOVING);
+        // Whoever does not move is closed here: this drops its descriptor.
+        let moved = self.slots.free(id.slot).filter(|_| moves);
+        self.notes.push_back(moved.map_or(Note::Closed(id), |fd| Note::Moved(id, fd)));
     }
 }

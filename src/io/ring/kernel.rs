@@ -1,4 +1,7 @@
-#![allow(unsafe_code, reason = "uname(2) and getrlimit(2) fill a struct of ours")]
+#![allow(
+    unsafe_code,
+    reason = "uname(2) fills a struct of ours; where a service may not see all of /proc nothing else names the kernel"
+)]
 //! Whether this kernel can do it: asked once at start, and answered in words that say what to change.
 //!
 //! Nothing flows in; out flows what the kernel can do, or what it lacks. Always true: what is checked here need not
@@ -10,6 +13,7 @@ use std::io;
 use io_uring::{Probe, opcode};
 
 use super::uring;
+use crate::io::machine;
 
 /// The oldest kernel that serves: DEFER_TASKRUN.
 pub const KERNEL_MIN: (u32, u32) = (6, 1);
@@ -135,10 +139,7 @@ pub fn check_kernel() -> Result<KernelFeatures, KernelLack> {
 pub(super) fn files_max() -> u32 {
     /// The kernel's own bound on fixed files a ring.
     const FIXED_FILES_MAX: u64 = 1 << 20;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the struct is ours and of the type that getrlimit fills.
-    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0;
-    if failed { 1_024 } else { limit.rlim_cur.min(FIXED_FILES_MAX) as u32 }
+    machine::nofile().0.clamp(1, FIXED_FILES_MAX) as u32
 }
 
 fn disabled() -> Option<u8> {

@@ -32,7 +32,7 @@ mod uring;
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 pub use door::Greeting;
 pub use kernel::{KERNEL_FIXED_FILES, KERNEL_MIN, KernelFeatures, KernelLack, check_kernel};
@@ -203,10 +203,10 @@ impl SocketRing {
             None => self.make_ring(ring)?,
         };
         let kept = if plain {
-            fd.into_raw_fd()
+            Some(fd)
         } else {
             uring.put_file(file, fd.as_raw_fd())?;
-            -1
+            None
         };
         self.slots.take(id, kept);
         self.arm_poll_in(id);
@@ -233,9 +233,9 @@ impl SocketRing {
 
     /// What an operation on `id` names, if `id` owns its slot.
     fn target(&mut self, id: SocketId) -> Option<(usize, Target)> {
-        let fd = self.slots.get(id)?.fd;
+        let fd = self.slots.get(id)?.fd.as_ref().map(AsRawFd::as_raw_fd);
         let (ring, file) = self.place(id.slot);
-        Some((ring, if fd >= 0 { Target::Plain(fd) } else { Target::Fixed(file) }))
+        Some((ring, fd.map_or(Target::Fixed(file), Target::Plain)))
     }
 
     fn make_ring(&mut self, ring: usize) -> io::Result<&Uring> {
@@ -255,8 +255,8 @@ impl SocketRing {
 
 impl Drop for SocketRing {
     fn drop(&mut self) {
-        // Connections that were accepted but not told of become owned here, and are closed with the notes.
+        // Connections that were accepted but not told of become owned here, and are closed with the notes; the
+        // descriptors that are kept are closed with their slots.
         let _ = self.flush_ring(0);
-        submit::close_all(self.slots.descriptors());
     }
 }

@@ -1,4 +1,3 @@
-#![cfg_attr(test, allow(unsafe_code, reason = "the standard library makes no eventfd"))]
 //! Turns, and when it is safe to sleep.
 //!
 //! A budget flows in, events flow out. Always true: notifications are off while turns are taken, so that half the
@@ -111,20 +110,17 @@ impl SocketRing {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
     use super::super::{RingOptions, SocketId};
     use super::*;
+    use crate::io::descriptors::eventfd;
 
     /// The window of rule 7, hit on purpose: bytes come after the ring was seen idle and before it may ring.
     #[test]
     fn rule_07_what_comes_just_before_the_notification_is_seen() {
-        // SAFETY: eventfd takes two numbers and gives a new descriptor, checked below.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        assert!(fd >= 0);
-        // SAFETY: the descriptor is new and nobody else's.
-        let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let eventfd = eventfd().expect("an eventfd");
         let options = RingOptions { sockets_max: 4, files_per_ring: 1, ..RingOptions::default() };
         let mut ring = SocketRing::new(options, eventfd.as_raw_fd()).expect("a ring");
         for slot in 0..4 {
@@ -149,11 +145,7 @@ mod tests {
     /// The kernel may say that task work waits when none does, and go on saying so.
     #[test]
     fn a_stale_flag_keeps_nobody_awake_and_hides_nothing() {
-        // SAFETY: eventfd takes two numbers and gives a new descriptor, checked below.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        assert!(fd >= 0);
-        // SAFETY: the descriptor is new and nobody else's.
-        let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let eventfd = eventfd().expect("an eventfd");
         let options = RingOptions { sockets_max: 4, files_per_ring: 2, ..RingOptions::default() };
         let mut ring = SocketRing::new(options, eventfd.as_raw_fd()).expect("a ring");
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");

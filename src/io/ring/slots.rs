@@ -4,6 +4,8 @@
 //! operation in flight on a socket has its bit here, so that a socket can be ended, or moved, exactly when nothing is
 //! in flight.
 
+use std::os::fd::OwnedFd;
+
 use super::SocketId;
 use super::tag::TURN_MASK;
 
@@ -37,12 +39,12 @@ pub(super) const INSTALLING: u16 = 1 << 12;
 pub(super) const IN_FLIGHT: u16 = POLL_IN | POLL_OUT | SHUTTING | CLOSING | INSTALLING;
 
 /// One socket.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Slot {
     /// The owner's generation, as the caller gave it.
     pub(super) generation: u32,
-    /// The descriptor where descriptors are kept or one was made to move, else −1.
-    pub(super) fd: i32,
+    /// The descriptor where descriptors are kept or one was made to move; it is closed with the slot that holds it.
+    pub(super) fd: Option<OwnedFd>,
     /// The bits above.
     pub(super) bits: u16,
 }
@@ -73,10 +75,10 @@ impl Slots {
     }
 
     /// Gives a free slot to `id`.
-    pub(super) fn take(&mut self, id: SocketId, fd: i32) {
+    pub(super) fn take(&mut self, id: SocketId, fd: Option<OwnedFd>) {
         let index = id.slot as usize;
         if self.table.len() <= index {
-            self.table.resize(index + 1, Slot { generation: 0, fd: -1, bits: 0 });
+            self.table.resize_with(index + 1, Slot::default);
         }
         debug_assert!(!self.table[index].has(LIVE | IN_FLIGHT), "slot {index} still has an owner");
         self.table[index] = Slot { generation: id.generation, fd, bits: LIVE };
@@ -97,17 +99,13 @@ impl Slots {
         Some((SocketId { slot, generation: found.generation }, found))
     }
 
-    /// Takes the slot back; nothing is in flight on it.
-    pub(super) fn free(&mut self, slot: u32) {
+    /// Takes the slot back, and the descriptor that it held; nothing is in flight on it.
+    pub(super) fn free(&mut self, slot: u32) -> Option<OwnedFd> {
         let found = &mut self.table[slot as usize];
         debug_assert!(found.has(LIVE) && !found.has(IN_FLIGHT), "{found:?}");
-        (found.bits, found.fd) = (0, -1);
+        found.bits = 0;
         self.live -= 1;
-    }
-
-    /// The descriptors that are kept, for the end of everything.
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
-        self.table.iter().filter(|s| s.has(LIVE) && s.fd >= 0).map(|s| s.fd)
+        found.fd.take()
     }
 }
 
@@ -119,11 +117,11 @@ mod tests {
     fn a_slot_answers_to_its_owner_only() {
         let mut slots = Slots::default();
         let (first, second) = (SocketId { slot: 3, generation: 1 }, SocketId { slot: 3, generation: 2 });
-        slots.take(first, -1);
+        slots.take(first, None);
         assert!(slots.get(first).is_some() && slots.get(second).is_none() && slots.by_turn(3, 2).is_none());
-        slots.free(3);
+        assert!(slots.free(3).is_none());
         assert!(slots.get(first).is_none() && slots.is_free(3) && slots.is_free(99));
-        slots.take(second, -1);
+        slots.take(second, None);
         assert!(slots.get(first).is_none() && slots.by_turn(3, 2).is_some());
         assert_eq!((slots.live(), size_of::<Slot>()), (1, 12));
     }

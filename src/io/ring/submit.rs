@@ -5,7 +5,7 @@
 //! returns, and a socket has at most one operation of each kind in flight.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 
 use io_uring::opcode;
 use io_uring::squeue::{Entry, Flags};
@@ -56,14 +56,6 @@ pub(super) use entry_on;
 /// A cancellation of whatever has `user_data`. If it misses, that has ended already; either way it reports itself.
 pub(super) fn cancel(user_data: u64) -> Entry {
     opcode::AsyncCancel::new(user_data).build().flags(Flags::SKIP_SUCCESS).user_data(tag::pack(Op::Cancel, 0, 0))
-}
-
-/// Closes descriptors that were kept in slots.
-pub(super) fn close_all(fds: impl Iterator<Item = RawFd>) {
-    for fd in fds {
-        // SAFETY: `install` took the descriptor out of its owner and put it into the slot that is being given up.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    }
 }
 
 impl SocketRing {

@@ -12,7 +12,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use io_uring::{EnterFlags, IoUring, squeue};
+use io_uring::{EnterFlags, IoUring, opcode, squeue};
 
 /// A completion, copied out of the queue.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +21,17 @@ pub(super) struct Completion {
     pub(super) result: i32,
     pub(super) flags: u32,
 }
+
+/// The operations that point to no memory of ours. An ACCEPT could, to the peer's address; the multishot one, the only one
+/// that is made here, takes none.
+const PLAIN: [u8; 6] = [
+    opcode::PollAdd::CODE,
+    opcode::AsyncCancel::CODE,
+    opcode::Shutdown::CODE,
+    opcode::Close::CODE,
+    opcode::AcceptMulti::CODE,
+    opcode::FixedFdInstall::CODE,
+];
 
 /// How often an enter that could not take everything is repeated before the instance counts as dead.
 const ENTER_TRIES: u32 = 10_000;
@@ -81,11 +92,12 @@ impl Uring {
         unsafe { self.inner.submission().push(entry) }.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))
     }
 
-    /// Queues an entry that points to no memory.
+    /// Queues an entry that points to no memory: one of [`PLAIN`], which is checked.
     ///
     /// What goes wrong here shows at the next enter: a dead instance stays dead.
     pub(super) fn push_plain(&mut self, entry: &squeue::Entry) {
-        // SAFETY: polls, cancels, shutdowns, closes and accepts without an address point to no memory of ours.
+        assert!(PLAIN.contains(&(entry.get_opcode() as u8)), "operation {} may point to memory", entry.get_opcode());
+        // SAFETY: the operation is one of those that point to no memory of ours.
         let _ = unsafe { self.push(entry) };
     }
 
@@ -183,7 +195,9 @@ impl Uring {
         const TASKRUN: u32 = 1 << 2;
         let length = 4_096;
         let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, self.inner.as_raw_fd());
-        // SAFETY: the first page of the queue's memory is mapped a second time, used as an atomic, and unmapped again.
+        assert!(offset % 4 == 0 && (offset as usize) < length, "the flags are a word of the first page: {offset}");
+        // SAFETY: the first page of the queue's memory is mapped a second time, one aligned word inside it is used as an
+        // atomic, which is how the kernel uses it too, and the page is unmapped again.
         unsafe {
             let page = libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, fd, 0);
             assert!(page != libc::MAP_FAILED, "{}", io::Error::last_os_error());

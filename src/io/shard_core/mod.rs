@@ -377,7 +377,7 @@ impl Core {
         shard.set_busy_outside(!self.unsent.is_empty());
         let mut doors = EventDoors { doors: &self.shards, reserve: self.reserve, rung: &mut self.rung };
         while let Some(sealed) = shard.poll_news() {
-            shard.partition_mut().publish(&sealed, &mut doors);
+            shard.publish_news(&sealed, &mut doors);
         }
         shard.flush_presence(now, &mut doors);
     }

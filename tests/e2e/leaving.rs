@@ -66,7 +66,7 @@ fn cycle(node: &Node, which: u64, i: u64, tokens: &[String]) {
     let channel = format!("d6-more-{}", i % 3);
     client.say(&json!({"type": "subscribe", "channel": channel, "id": i}));
     assert_eq!(client.event()["type"], "subscribed");
-    if !token.is_empty() && i % 50 == 0 {
+    if !token.is_empty() && i.is_multiple_of(50) {
         // Who leaves while typing leaves a moment behind at which the typing ends.
         client.say(&json!({"type": "typing", "channel": channel, "state": "start"}));
     }

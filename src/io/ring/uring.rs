@@ -195,7 +195,10 @@ impl Uring {
         const TASKRUN: u32 = 1 << 2;
         let length = 4_096;
         let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, self.inner.as_raw_fd());
-        assert!(offset % 4 == 0 && (offset as usize) < length, "the flags are a word of the first page: {offset}");
+        assert!(
+            offset.is_multiple_of(4) && (offset as usize) < length,
+            "the flags are a word of the first page: {offset}"
+        );
         // SAFETY: the first page of the queue's memory is mapped a second time, one aligned word inside it is used as an
         // atomic, which is how the kernel uses it too, and the page is unmapped again.
         unsafe {

@@ -159,6 +159,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             disk: config.disk.clone(),
             letters: office.to_orchestrator.first().map(|doors| doors.letters.clone()),
             news: office.news.clone(),
+            store: committer.queues(),
         };
         let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
         let (hooks_kept, memory_mib_max) = (config.hook_connections_kept as usize, config.memory_mib_max);

@@ -119,6 +119,7 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
     });
     sheet.table("moderation", |t| {
         t.number("patterns_max", 1..=1_000_000, &mut shard.patterns_max);
+        t.number("bans_max", 1..=16_777_216, &mut orchestrator.bans_max);
         t.number("hooks_max", 1..=65_536, &mut orchestrator.hooks_max);
         t.number("hook_connections_kept", 1..=1_024, &mut config.hook_connections_kept);
     });

@@ -39,9 +39,9 @@ pub struct Admin {
     pub usage: Usage,
 }
 
-/// Of these a full one says nothing about room for viewers: a pool that a burst fills once, and a list that is as long as
-/// its owner wrote it.
-const NOT_ABOUT_ROOM: [&str; 2] = ["recv_buffers", "patterns"];
+/// Of these a full one says nothing about room for viewers: a pool that a burst fills once, and lists that are as long as
+/// their owners wrote them. A list of bans outlives the process, so a node that it kept from being ready would never be.
+const NOT_ABOUT_ROOM: [&str; 4] = ["recv_buffers", "patterns", "bans", "limited_channels"];
 
 /// Accepts until the executor ends.
 pub async fn run(listener: OwnedFd, admin: Rc<Admin>, web: WebOptions, queue: TaskQueueHandle, reserve: usize) {

@@ -5,18 +5,75 @@
 //! is told of once, and once when it does again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 use super::handoff::StoreNews;
 use super::machine::pin_to;
-use crate::base::{ChannelKey, RoomChange, Ulid};
+use crate::base::{ChannelKey, Gauge, RoomChange, Ulid};
 use crate::post::letters::Ban;
 use crate::post::mailbox::Sender;
 use crate::store::chore::Chore;
 use crate::store::group::Batch;
 use crate::store::{PageAsk, Pages, Store, StoreError};
+
+/// Places for the committing thread's work. One batch is under way at a time; the others are for bans and chores, and for
+/// rooms, which may be skipped.
+const JOBS_MAX: usize = 64;
+
+/// How much work waits in one channel. Whoever puts it in counts it before, and the thread after it has taken it out, so
+/// the count is never too low, and at most by one too high.
+#[derive(Debug)]
+struct Waiting {
+    used: AtomicU64,
+    limit: usize,
+}
+
+impl Waiting {
+    fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { used: AtomicU64::new(0), limit })
+    }
+
+    /// Sends what is counted while it waits.
+    fn send<T>(&self, door: &SyncSender<T>, work: T) -> Result<(), TrySendError<T>> {
+        self.used.fetch_add(1, Ordering::Relaxed);
+        let sent = door.try_send(work);
+        if sent.is_err() {
+            self.taken();
+        }
+        sent
+    }
+
+    fn taken(&self) {
+        self.used.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn gauge(&self) -> Gauge {
+        Gauge::new(self.used.load(Ordering::Relaxed).min(self.limit as u64), self.limit as u64)
+    }
+}
+
+/// How much waits for the store's threads, for whoever shows it.
+#[derive(Clone, Debug)]
+pub struct StoreQueues {
+    jobs: Arc<Waiting>,
+    reads: Arc<Waiting>,
+}
+
+impl StoreQueues {
+    /// Queues to which nobody has come.
+    #[must_use]
+    pub fn new(reads_max: usize) -> Self {
+        Self { jobs: Waiting::new(JOBS_MAX), reads: Waiting::new(reads_max.max(1)) }
+    }
+
+    /// Work for the committing thread and for the reading one.
+    #[must_use]
+    pub fn gauges(&self) -> [(&'static str, Gauge); 2] {
+        [("store_jobs", self.jobs.gauge()), ("store_reads", self.reads.gauge())]
+    }
+}
 
 /// Work for the committing thread.
 enum Job {
@@ -45,6 +102,7 @@ pub struct Committer {
     reads: Option<SyncSender<Read>>,
     writer: Option<JoinHandle<()>>,
     reader: Option<JoinHandle<()>>,
+    queues: StoreQueues,
     news: Sender<StoreNews>,
     /// Nobody takes news out any more.
     ended: Arc<AtomicBool>,
@@ -62,28 +120,41 @@ impl Committer {
         news: Sender<StoreNews>,
         reads_max: usize,
     ) -> std::io::Result<Self> {
-        // One batch is under way at a time; the other places are for bans and chores, and for rooms, which may be skipped.
-        let (jobs, job_receiver) = sync_channel(64);
-        let (reads, read_receiver) = sync_channel(reads_max.max(1));
+        let queues = StoreQueues::new(reads_max);
+        let (jobs, job_receiver) = sync_channel(queues.jobs.limit);
+        let (reads, read_receiver) = sync_channel(queues.reads.limit);
+        let (jobs_waiting, reads_waiting) = (Arc::clone(&queues.jobs), Arc::clone(&queues.reads));
         let ended = Arc::new(AtomicBool::new(false));
         let commit_news = News { door: news.clone(), ended: Arc::clone(&ended) };
         let read_news = News { door: news.clone(), ended: Arc::clone(&ended) };
         let writer = Builder::new().name("committer".into()).spawn(move || {
             pin_to(cpu);
-            commit_all(store, &job_receiver, &commit_news);
+            commit_all(store, &Inbox { work: job_receiver, waiting: jobs_waiting }, &commit_news);
         })?;
         let reader = Builder::new().name("reader".into()).spawn(move || {
             pin_to(cpu);
-            read_all(pages, &read_receiver, &read_news);
+            read_all(pages, &Inbox { work: read_receiver, waiting: reads_waiting }, &read_news);
         })?;
         let (writer, reader) = (Some(writer), Some(reader));
-        Ok(Self { jobs: Some(jobs), reads: Some(reads), writer, reader, news, ended })
+        Ok(Self { jobs: Some(jobs), reads: Some(reads), writer, reader, queues, news, ended })
+    }
+
+    /// What waits for the threads.
+    #[must_use]
+    pub fn queues(&self) -> StoreQueues {
+        self.queues.clone()
+    }
+
+    fn give(&self, job: Job) -> Result<(), TrySendError<Job>> {
+        match &self.jobs {
+            Some(jobs) => self.queues.jobs.send(jobs, job),
+            None => Err(TrySendError::Disconnected(job)),
+        }
     }
 
     /// Commits a batch; the result comes as news.
     pub fn commit(&self, batch: Batch, now_wall_ms: u64) {
-        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(Job::Commit(batch, now_wall_ms)).is_ok());
-        if !sent {
+        if self.give(Job::Commit(batch, now_wall_ms)).is_err() {
             // The thread is gone, or took none for so long that its queue is full: nobody may be told "durable".
             let failed = StoreError::Io("the committing thread does not answer".to_owned());
             let _ = self.news.push(StoreNews::Committed(Err(failed)));
@@ -92,23 +163,20 @@ impl Committer {
 
     /// Writes the rooms down, when there is time: a seat never waits for it, and the next change writes it again.
     pub fn save_rooms(&self, changes: Vec<RoomChange>) {
-        if let Some(jobs) = &self.jobs {
-            let _ = jobs.try_send(Job::SaveRooms(changes));
-        }
+        let _ = self.give(Job::SaveRooms(changes));
     }
 
     /// Writes a ban down, or takes it off; the result comes as news.
     pub fn save_ban(&self, number: u64, ban: Ban, lift: bool) {
-        if self.jobs.as_ref().is_none_or(|jobs| jobs.try_send(Job::SaveBan(number, ban, lift)).is_err()) {
+        if self.give(Job::SaveBan(number, ban, lift)).is_err() {
             let _ = self.news.push(StoreNews::BanSaved(number, Err(StoreError::Busy)));
         }
     }
 
     /// Does a chore; what became of it comes as news.
     pub fn chore(&self, chore: Chore) {
-        let Some(jobs) = &self.jobs else { return };
         if let Err(TrySendError::Full(Job::Chore(chore)) | TrySendError::Disconnected(Job::Chore(chore))) =
-            jobs.try_send(Job::Chore(chore))
+            self.give(Job::Chore(chore))
         {
             let _ = self.news.push(StoreNews::Chore(chore.refused(StoreError::Busy)));
         }
@@ -129,7 +197,7 @@ impl Committer {
     }
 
     fn ask(&self, read: Read) -> bool {
-        self.reads.as_ref().is_some_and(|reads| reads.try_send(read).is_ok())
+        self.reads.as_ref().is_some_and(|reads| self.queues.reads.send(reads, read).is_ok())
     }
 
     /// Ends both threads after what they have; the database is closed when this returns.
@@ -143,10 +211,28 @@ impl Committer {
     }
 }
 
-fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &News) {
+/// The receiving end of a channel whose work is counted.
+struct Inbox<T> {
+    work: Receiver<T>,
+    waiting: Arc<Waiting>,
+}
+
+impl<T> Inbox<T> {
+    /// The next piece; `None` when there will be none.
+    fn next(&self) -> Option<T> {
+        self.work.recv().ok().inspect(|_| self.waiting.taken())
+    }
+
+    /// The next piece, if it is there already.
+    fn next_now(&self) -> Option<T> {
+        self.work.try_recv().ok().inspect(|_| self.waiting.taken())
+    }
+}
+
+fn commit_all<S: Store>(mut store: S, jobs: &Inbox<Job>, news: &News) {
     let mut health = Health::default();
     let mut next = None;
-    while let Some(job) = next.take().or_else(|| jobs.recv().ok()) {
+    while let Some(job) = next.take().or_else(|| jobs.next()) {
         match job {
             Job::Commit(batch, now_wall_ms) => {
                 let result = store.commit(now_wall_ms, batch.events());
@@ -168,7 +254,7 @@ fn commit_all<S: Store>(mut store: S, jobs: &Receiver<Job>, news: &News) {
                 // Whoever waits with the same wish shares the sync, so that posts wait behind one of them and not behind all.
                 let mut chores = vec![chore];
                 while next.is_none()
-                    && let Ok(job) = jobs.try_recv()
+                    && let Some(job) = jobs.next_now()
                 {
                     match job {
                         Job::Chore(chore) if chore.is_alarm_change() => chores.push(chore),
@@ -211,8 +297,8 @@ impl Health {
     }
 }
 
-fn read_all<P: Pages>(mut pages: P, reads: &Receiver<Read>, news: &News) {
-    while let Ok(Read { number, key, what }) = reads.recv() {
+fn read_all<P: Pages>(mut pages: P, reads: &Inbox<Read>, news: &News) {
+    while let Some(Read { number, key, what }) = reads.next() {
         news.tell(match what {
             What::Page(ask) => StoreNews::Read(number, pages.page(&key, ask)),
             What::Event(id) => StoreNews::Found(number, pages.find(&key, id).map(|found| found.map(Box::new))),
@@ -239,5 +325,28 @@ impl News {
             std::thread::yield_now();
         }
         self.door.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_counted_until_it_is_taken_and_what_does_not_fit_is_not() {
+        let queues = StoreQueues::new(2);
+        let (door, work) = sync_channel(2);
+        let inbox = Inbox { work, waiting: Arc::clone(&queues.reads) };
+        let send = |n: u32| queues.reads.send(&door, n);
+        let gauge = || queues.gauges()[1];
+        assert_eq!(gauge(), ("store_reads", Gauge::new(0, 2)));
+        assert!(send(1).is_ok() && send(2).is_ok());
+        assert!(gauge().1.is_full());
+        assert_eq!(send(3), Err(TrySendError::Full(3)));
+        assert_eq!((gauge().1.used, inbox.next(), gauge().1.used), (2, Some(1), 1));
+        assert_eq!((inbox.next_now(), inbox.next_now(), gauge().1.used), (Some(2), None, 0));
+        drop(inbox);
+        assert_eq!((send(4), gauge().1.used), (Err(TrySendError::Disconnected(4)), 0));
+        assert_eq!(queues.gauges()[0], ("store_jobs", Gauge::new(0, 64)));
     }
 }

@@ -3,13 +3,16 @@
 //! Addresses flow in, descriptors flow out. Always true: options are set before the socket goes to a ring, for there it
 //! has no descriptor any more.
 
+#![allow(unsafe_code, reason = "how long the queue of a listener is has no safe interface")]
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
+use crate::base::Gauge;
 use crate::post::letters::AddressKey;
 
 /// How a viewer's socket behaves.
@@ -88,6 +91,22 @@ pub fn prepare(listener: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
     socket.set_tcp_notsent_lowat(options.notsent_lowat_bytes)?;
     socket.set_tcp_user_timeout(Some(Duration::from_millis(u64::from(options.user_timeout_ms))))?;
     Ok(())
+}
+
+/// Connections that wait to be accepted by this listener, and how many may; `None` if the kernel does not say.
+#[must_use]
+pub fn accept_queue(listener: &OwnedFd) -> Option<Gauge> {
+    let size = std::mem::size_of::<libc::tcp_info>();
+    // SAFETY: an all-zero tcp_info is a valid value of a structure of plain numbers.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = libc::socklen_t::try_from(size).ok()?;
+    // SAFETY: pointer and length are those of `info`, which the call fills and does not keep.
+    let failed = unsafe {
+        let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+        libc::getsockopt(listener.as_raw_fd(), level, option, (&raw mut info).cast(), &raw mut length)
+    } != 0;
+    // Of a listener the kernel tells in these two fields how long its queue is, and how long it may be.
+    (!failed).then(|| Gauge::new(info.tcpi_unacked.into(), info.tcpi_sacked.into()))
 }
 
 /// Who is at the other end.
@@ -169,6 +188,17 @@ mod tests {
         assert_eq!(accepted.send_buffer_size().unwrap(), 140_000, "the kernel doubles it");
         assert_eq!(accepted.tcp_notsent_lowat().unwrap(), 33_000);
         assert_eq!(accepted.tcp_user_timeout().unwrap(), Some(Duration::from_secs(41)));
+    }
+
+    #[test]
+    fn who_is_not_accepted_yet_is_counted() {
+        let listener = listen("127.0.0.1:0".parse().unwrap(), 3, true).unwrap();
+        let address = SockRef::from(&listener).local_addr().unwrap().as_socket().unwrap();
+        assert_eq!(accept_queue(&listener), Some(Gauge::new(0, 3)));
+        let _peers = [(); 2].map(|()| std::net::TcpStream::connect(address).unwrap());
+        assert_eq!(accept_queue(&listener), Some(Gauge::new(2, 3)));
+        SockRef::from(&listener).accept().unwrap();
+        assert_eq!(accept_queue(&listener).map(|queue| queue.used), Some(1));
     }
 
     #[test]

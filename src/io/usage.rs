@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 
+use super::committer::StoreQueues;
 use super::handoff::StoreNews;
 use super::machine;
 use crate::base::Gauge;
@@ -39,6 +40,8 @@ pub struct Usage {
     pub letters: Option<Sender<ToOrchestrator>>,
     /// The store's news.
     pub news: Sender<StoreNews>,
+    /// What waits for the store's threads.
+    pub store: StoreQueues,
 }
 
 const MIB: u64 = 1 << 20;
@@ -48,6 +51,7 @@ impl Usage {
     #[must_use]
     pub fn gauges(&self) -> Vec<(&'static str, Gauge)> {
         let mut gauges = vec![("mailbox_news", self.news.gauge())];
+        gauges.extend(self.store.gauges());
         gauges.extend(self.letters.as_ref().map(|letters| ("mailbox_letters", letters.gauge())));
         let descriptors = std::fs::read_dir("/proc/self/fd").map(|open| open.count() as u64);
         // The look itself has one open.
@@ -98,13 +102,14 @@ mod tests {
         std::fs::write(dir.path().join("x.sqlite-wal"), [0; 5_000]).unwrap();
         std::fs::write(&database, [0; 7_000]).unwrap();
         let (news, _inbox) = mailbox(9, &Doorbell::new());
-        let mut usage =
-            Usage { database, database_bytes_max: 9_000, disk: DiskOptions::default(), letters: None, news };
+        let (disk, store) = (DiskOptions::default(), StoreQueues::new(7));
+        let mut usage = Usage { database, database_bytes_max: 9_000, disk, letters: None, news, store };
         let of =
             |usage: &Usage, name| usage.gauges().into_iter().find(|(what, _)| *what == name).map(|(_, gauge)| gauge);
         assert_eq!(of(&usage, "wal_bytes"), Some(Gauge::new(5_000, 256 * MIB)));
         assert_eq!(of(&usage, "database_bytes"), Some(Gauge::new(7_000, 9_000)));
         assert_eq!(of(&usage, "mailbox_news"), Some(Gauge::new(0, 9)));
+        assert_eq!(of(&usage, "store_reads"), Some(Gauge::new(0, 7)));
         let before = of(&usage, "descriptors").unwrap();
         let _more: Vec<_> = (0..5).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
         let after = of(&usage, "descriptors").unwrap();

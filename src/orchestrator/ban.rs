@@ -1,12 +1,13 @@
 //! Bans: stored first, then in force, then told to every connection of the user.
 //!
 //! Questions of apps flow in; a ban for the store, then a `user.banned` for the user's partition flow out. Always true: a
-//! ban that was acknowledged survives the process, and one that has expired stops nobody.
+//! ban that was acknowledged survives the process, one that has expired stops nobody, and no more are taken than there may
+//! be.
 
 use std::collections::BTreeMap;
 
 use super::{Action, Orchestrator};
-use crate::base::{Name, Now, ShardId};
+use crate::base::{Gauge, Name, Now, ShardId};
 use crate::post::letters::{Ban, ToShard};
 use crate::store::StoreError;
 use crate::wire::event::EventKind;
@@ -18,6 +19,10 @@ use crate::wire::topic::Scope;
 #[derive(Debug, Default)]
 pub(super) struct Bans {
     in_force: BTreeMap<(Name, Name), BTreeMap<Option<Name>, Option<u64>>>,
+    /// How many are in force.
+    count: usize,
+    /// Those in force and those on their way to the store may be so many.
+    max: u32,
     saving: BTreeMap<u64, Saving>,
     next: u64,
 }
@@ -31,8 +36,9 @@ struct Saving {
 }
 
 impl Bans {
-    pub(super) fn new(bans: impl IntoIterator<Item = Ban>) -> Self {
-        let mut all = Self::default();
+    pub(super) fn new(max: u32, bans: impl IntoIterator<Item = Ban>) -> Self {
+        // Those that the store kept hold even if they are more.
+        let mut all = Self { max, ..Self::default() };
         for ban in bans {
             all.apply(&ban, false);
         }
@@ -65,9 +71,9 @@ impl Bans {
         let key = (ban.app.clone(), ban.user.clone());
         let bans = self.in_force.entry(key.clone()).or_default();
         if lift {
-            bans.remove(&ban.channel);
+            self.count -= usize::from(bans.remove(&ban.channel).is_some());
         } else {
-            bans.insert(ban.channel.clone(), ban.expires_ms);
+            self.count += usize::from(bans.insert(ban.channel.clone(), ban.expires_ms).is_none());
         }
         if bans.is_empty() {
             self.in_force.remove(&key);
@@ -80,11 +86,28 @@ impl Bans {
             bans.retain(|_, expires| expires.is_none_or(|expires_ms| expires_ms > now_wall_ms));
             !bans.is_empty()
         });
+        self.count = self.in_force.values().map(BTreeMap::len).sum();
+    }
+
+    /// There is a place for this one: it replaces one of its kind, or it is not one too many.
+    fn has_room(&self, ban: &Ban) -> bool {
+        let key = (ban.app.clone(), ban.user.clone());
+        !self.gauge().is_full() || self.in_force.get(&key).is_some_and(|bans| bans.contains_key(&ban.channel))
+    }
+
+    pub(super) fn gauge(&self) -> Gauge {
+        let coming = self.saving.values().filter(|saving| !saving.lift).count();
+        Gauge::new((self.count + coming) as u64, self.max.into())
     }
 }
 
 impl Orchestrator {
     pub(super) fn ban(&mut self, ticket: u64, asker: ShardId, ban: Ban, lift: bool) {
+        if !lift && !self.bans.has_room(&ban) {
+            let detail = format!("{} bans hold (moderation.bans_max): lift others first", self.bans.max);
+            let answer = Err(Problem::new(503, "bans_full", detail).retry_after(60));
+            return self.answer(asker, ToShard::Done { ticket, answer });
+        }
         let number = self.bans.next;
         self.bans.next += 1;
         self.bans.saving.insert(number, Saving { ticket, asker, ban: ban.clone(), lift });
@@ -140,15 +163,22 @@ mod tests {
             channel: channel.map(name),
             expires_ms,
         };
-        let mut bans = Bans::new([ban(Some("race"), Some(1_000))]);
+        let mut bans = Bans::new(2, [ban(Some("race"), Some(1_000))]);
         let check =
             |bans: &Bans, channel: &str, now| bans.check(&name("demo"), &name("eve"), Some(&name(channel)), now);
         assert_eq!(check(&bans, "race", 999).unwrap_err().code, "banned");
         assert!(check(&bans, "race", 1_000).is_ok() && check(&bans, "lobby", 0).is_ok());
         bans.apply(&ban(None, None), false);
         assert!(check(&bans, "lobby", u64::MAX).is_err());
+        assert!(bans.gauge().is_full());
+        assert!(!bans.has_room(&ban(Some("lobby"), None)) && bans.has_room(&ban(None, Some(5))), "one may be replaced");
+        bans.apply(&ban(None, Some(5)), false);
+        assert!(bans.gauge().is_full(), "it is the same one");
         bans.apply(&ban(None, None), true);
+        bans.apply(&ban(None, None), true);
+        assert_eq!(bans.gauge(), Gauge::new(1, 2), "lifted once, however often it is said");
+        assert!(bans.has_room(&ban(Some("lobby"), None)));
         bans.sweep(1_000);
-        assert!(bans.in_force.is_empty());
+        assert!(bans.in_force.is_empty() && bans.gauge().used == 0);
     }
 }

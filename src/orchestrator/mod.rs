@@ -57,6 +57,8 @@ pub struct OrchestratorOptions {
     pub hooks: Vec<Option<HookRule>>,
     /// Messages of one app that are being judged at a time.
     pub hooks_max: u32,
+    /// Bans in force.
+    pub bans_max: u32,
     /// How many channels have limits at a time, and how many users wait.
     pub limits: LimitsOptions,
     /// Between the end of a round of housekeeping and the next, in milliseconds.
@@ -78,6 +80,7 @@ impl Default for OrchestratorOptions {
             quotas: Vec::new(),
             hooks: Vec::new(),
             hooks_max: 256,
+            bans_max: 1_000_000,
             limits: LimitsOptions::default(),
             upkeep_ms: 60_000,
             seed: 0,
@@ -223,7 +226,7 @@ impl Orchestrator {
             addresses: BTreeMap::new(),
             readers: BTreeMap::new(),
             finders: BTreeMap::new(),
-            bans: ban::Bans::new(bans),
+            bans: ban::Bans::new(options.bans_max, bans),
             alarms: alarm::Alarms::default(),
             upkeep: upkeep::Upkeep::new(now, options.upkeep_ms),
             limits: limits::Limits::new(options.limits),
@@ -355,6 +358,7 @@ impl Orchestrator {
             ("user_rates", self.user_rate.gauge()),
             ("alarm_changes", self.alarms.gauge()),
             ("gatherings", self.gatherings.gauge()),
+            ("bans", self.bans.gauge()),
         ];
         gauges.extend(self.limits.gauges());
         gauges.extend((self.memory.limit > 0).then_some(("memory_mib", self.memory)));

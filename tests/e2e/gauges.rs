@@ -26,7 +26,7 @@ fn everything_that_is_used_has_its_limit_and_its_line_in_the_readme() {
     let dir = temp_dir();
     let file = dir.path().join("ringcast.toml");
     let text = format!(
-        "[shard]\nreport_ms = 100\n[store]\nbytes_max = 1_000_000_000\n[[app]]\nname = \"shop\"\n\
+        "[shard]\nreport_ms = 100\n[store]\nbytes_max = 1_000_000_000\n[limits]\nmemory_mib_max = 100_000\n[[app]]\nname = \"shop\"\n\
          server_key_sha256 = \"{}\"\nanonymous_read = true\nconnections_max = 9\nchannels_max = 9\nmessages_per_s = 9\n\
          queued_bytes_max = 9_000\nhook_url = \"http://127.0.0.1:9/\"\n",
         "ab".repeat(32)

@@ -110,7 +110,7 @@ fn a_room_that_is_full_when_its_seat_comes_is_room_full_and_nobody_stands() {
     // The first comes where it was accepted, and the next room is made on the other core, which has nobody.
     let mut ballast = Client::open(node.listen, "/v1/shop/channels/ballast/ws");
     let room = ballast.ready()["room"].as_str().expect("a room").to_owned();
-    let other = if room == "ballast/0/1" { 1 } else { 0 };
+    let other = u16::from(room == "ballast/0/1");
     node.await_metrics("the first is told", |metrics| metrics.sum("ringcast_connections", "") == 1);
     let stopped = Stopped::new(node.pid(), &format!("shard-{other}"));
     let mut queue = Queue { node: &node, waiting: Vec::new() };
@@ -175,6 +175,35 @@ fn channels_with_limits_are_limited_themselves_and_one_more_is_limits_full() {
     assert_eq!((gauge("ringcast_used"), gauge("ringcast_limit")), (2, 2));
     assert_eq!((set("a", 0).status, set("c", 5).status), (200, 200), "its place is free");
     set("a", 5).assert_problem(503, "limits_full");
+}
+
+#[test]
+fn bans_are_limited_and_one_more_is_bans_full_until_one_is_lifted() {
+    let dir = crate::node::temp_dir();
+    let file = dir.path().join("ringcast.toml");
+    std::fs::write(&file, "[moderation]\nbans_max = 2\n").unwrap();
+    let args = ["--shards", "1", "--config", file.to_str().unwrap()];
+    let mut node = Node::start_in(dir.path(), &args);
+    let fields = format!("Authorization: Bearer {}\r\n", node.key());
+    let set = |node: &Node, method: &str, user: &str, body: &str| {
+        node.http().request(method, &format!("/v1/demo/bans/{user}"), &fields, body)
+    };
+    let used = |node: &Node| node.metrics().sum("ringcast_used", "what=\"bans\"");
+    assert_eq!((set(&node, "PUT", "eve", "{}").status, set(&node, "PUT", "mal", "{}").status), (200, 200));
+    let refused = set(&node, "PUT", "zed", "{}");
+    refused.assert_problem(503, "bans_full");
+    assert!(refused.field("retry-after") == Some("60") && refused.body.contains("moderation.bans_max"), "{refused:?}");
+    assert_eq!((used(&node), set(&node, "PUT", "eve", "{}").status), (2, 200), "one that holds may be set again");
+    set(&node, "PUT", "eve", r#"{"channel":"a"}"#).assert_problem(503, "bans_full");
+    // A start counts them too.
+    node.kill();
+    let node = Node::start_in(dir.path(), &args);
+    assert_eq!(used(&node), 2);
+    set(&node, "PUT", "zed", "{}").assert_problem(503, "bans_full");
+    assert_eq!((set(&node, "DELETE", "mal", "").status, set(&node, "PUT", "zed", "{}").status), (200, 200));
+    let path = "/v1/demo/channels/a/messages";
+    node.http().post(path, &node.token("zed"), r#"{"text":"x"}"#).assert_problem(403, "banned");
+    assert_eq!(node.http().post(path, &node.token("mal"), r#"{"text":"x"}"#).status, 201);
 }
 
 /// A second connection to the database of a node that runs, as a person with a tool has it.

@@ -342,7 +342,10 @@ impl Core {
                 ("mailbox_events", self.inbox.events.gauge()),
                 ("mailbox_partition", self.inbox.partition.gauge()),
                 ("mailbox_presence", self.inbox.presence.gauge()),
+                ("partition_held", Gauge::new(shard.partition().held(), self.reserve as u64)),
             ]);
+            let queue = self.listener.as_ref().and_then(socket::accept_queue);
+            report.gauges.extend(queue.map(|queue| ("accept_queue", queue)));
             self.orchestrator.report.replace(report);
             self.ring_orchestrator = true;
         }

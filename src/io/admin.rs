@@ -40,8 +40,9 @@ pub struct Admin {
 }
 
 /// Of these a full one says nothing about room for viewers: a pool that a burst fills once, and lists that are as long as
-/// their owners wrote them. A list of bans outlives the process, so a node that it kept from being ready would never be.
-const NOT_ABOUT_ROOM: [&str; 4] = ["recv_buffers", "patterns", "bans", "limited_channels"];
+/// their owners wrote them. A list of bans outlives the process, so a node that it kept from being ready would never be. And
+/// the rates of users are kept as far as there is room: behind it everybody is served.
+const NOT_ABOUT_ROOM: [&str; 5] = ["recv_buffers", "patterns", "bans", "limited_channels", "user_rates"];
 
 /// Accepts until the executor ends.
 pub async fn run(listener: OwnedFd, admin: Rc<Admin>, web: WebOptions, queue: TaskQueueHandle, reserve: usize) {

@@ -18,6 +18,8 @@ pub(crate) enum Mutant {
     EventLost,
     /// A critical event does not reach a shard, though it is counted.
     CriticalLost,
+    /// The same of one that is for a user.
+    UserLost,
     /// An event that is not stored comes to a shard behind a later one.
     EventsSwapped,
     /// A shard gets another text than was stored.
@@ -54,9 +56,10 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// All that must be found.
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::EventLost,
         Self::CriticalLost,
+        Self::UserLost,
         Self::EventsSwapped,
         Self::TextChanged,
         Self::ExcludeForgotten,

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::plan::{APP, CHANNELS, SERVER_KEY, USERS};
 use crate::stream::client_frame;
 use crate::truth::Request;
-use crate::viewer::{Asked, Phase, Reader, Since};
+use crate::viewer::{Asked, OF_USER, Phase, Reader, Since};
 use crate::world::World;
 
 const FILTERS: [&str; 6] = ["", "", "", "message.*", "custom.*,typing.*", "viewers.updated,member.*,custom.goal"];
@@ -181,8 +181,9 @@ impl World<'_> {
             0..8 => self.ask(no, |id| json!({"type": "ping", "id": id}), Asked::Ping),
             8..10 => {
                 // Who has no token shows one; who has one shows it again, or another's, which is refused.
-                let token = self.tokens[self.random.below(USERS.len() as u64) as usize].clone();
-                self.ask(no, |id| json!({"type": "auth", "id": id, "token": token}), Asked::Auth);
+                let user = self.random.below(USERS.len() as u64) as usize;
+                let token = self.tokens[user].clone();
+                self.ask(no, |id| json!({"type": "auth", "id": id, "token": token}), Asked::Auth { user });
             }
             10..30 => {
                 let (since, filter) = (self.since(no, channel), self.random.pick(&FILTERS));
@@ -266,17 +267,22 @@ impl World<'_> {
                 excluded = Some(conn);
             }
         }
-        let to_user = self.random.chance(20);
-        let path = if to_user {
-            format!("/v1/{APP}/users/{}/events", self.random.pick(&USERS))
-        } else {
-            format!("/v1/{APP}/channels/{channel}/events")
+        let to_user = self.random.chance(20).then(|| self.random.below(USERS.len() as u64) as usize);
+        let path = match to_user {
+            Some(user) => format!("/v1/{APP}/users/{}/events", USERS[user]),
+            None => format!("/v1/{APP}/channels/{channel}/events"),
         };
         let request = Request { channel: channel.to_owned(), key: None, is_post: false, event: Some(n) };
         let status = self.request(shard, "POST", &path, Some(SERVER_KEY), body.to_string().as_bytes(), request);
         // Zero is a request that waits for its credit.
-        if matches!(status, 0 | 202) && kind == "access.revoked" && !to_user {
+        if matches!(status, 0 | 202) && kind == "access.revoked" {
             for viewer in self.viewers.iter_mut().filter(|viewer| viewer.phase == Phase::Open) {
+                if let Some(user) = to_user {
+                    if viewer.user == Some(user) && excluded.as_ref() != Some(&viewer.conn) {
+                        viewer.owed.insert((format!("{OF_USER}{}", USERS[user]), n));
+                    }
+                    continue;
+                }
                 let leaves = viewer
                     .asked
                     .values()

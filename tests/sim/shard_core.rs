@@ -11,7 +11,7 @@ use ringcast::wire::event::EventKind;
 use ringcast::wire::http::{Head, parse_head};
 use ringcast::wire::problem::Problem;
 use ringcast::wire::sealed::Sealed;
-use ringcast::wire::topic::partition;
+use ringcast::wire::topic::{Scope, partition};
 
 use crate::mutant::{Mutant, changed};
 use crate::plan::Plan;
@@ -194,7 +194,8 @@ impl ShardCore {
         if mutant.strikes(Mutant::EventLost, random, 2) {
             return None;
         }
-        if kind == EventKind::AccessRevoked && mutant == Mutant::CriticalLost {
+        let lost = mutant == Mutant::CriticalLost || (mutant == Mutant::UserLost && sealed.scope() == Scope::User);
+        if kind == EventKind::AccessRevoked && lost {
             scene.truth.dropped_on_the_way += 1;
             return None;
         }

@@ -44,7 +44,7 @@ pub(crate) enum Asked {
     Unsubscribe { channel: String },
     Message { channel: String },
     Event,
-    Auth,
+    Auth { user: usize },
     Nonsense,
 }
 
@@ -59,6 +59,9 @@ pub(crate) struct Known {
     place: Option<u64>,
     critical_place: Option<u64>,
 }
+
+/// What stands before a user where a channel could stand; no channel is named so.
+pub(crate) const OF_USER: &str = "user ";
 
 /// One viewer, over all its connections.
 pub(crate) struct Viewer {
@@ -80,7 +83,7 @@ pub(crate) struct Viewer {
     pub(crate) asked: BTreeMap<u64, Asked>,
     /// Commands that are answered only if they are refused.
     pub(crate) mentioned: BTreeSet<u64>,
-    /// Critical events, by channel and number, that it must get.
+    /// Critical events, by channel (or [`OF_USER`] and its user) and number, that it must get.
     pub(crate) owed: BTreeSet<(String, u64)>,
     pub(crate) positions: BTreeMap<String, (String, u64)>,
     pub(crate) closed_with: Option<u16>,
@@ -212,7 +215,10 @@ impl Viewer {
                 Asked::Event => {}
                 other => panic!("{other:?} is answered by {json}"),
             },
-            "authenticated" => assert!(matches!(self.answered(json), Asked::Auth)),
+            "authenticated" => match self.answered(json) {
+                Asked::Auth { user } => self.user = Some(user),
+                other => panic!("{other:?} is answered by {json}"),
+            },
             "pong" => assert!(matches!(self.answered(json), Asked::Ping)),
             "error" if json["id"].as_u64().is_some_and(|id| self.mentioned.remove(&id)) => {}
             "error" => {
@@ -282,7 +288,12 @@ impl Viewer {
             assert_ne!(excluded, Some(&self.conn), "event {number} names this connection in exclude");
             assert!(truth.order.contains_key(&number), "event {number} passed no partition");
         }
-        let Some(channel) = json["channel"].as_str() else { return };
+        let Some(channel) = json["channel"].as_str() else {
+            if kind == "access.revoked" {
+                self.owed.retain(|(of, owed)| !of.starts_with(OF_USER) || Some(*owed) != number);
+            }
+            return;
+        };
         let no = self.no;
         let known = self.watching.get_mut(channel);
         let known = known.unwrap_or_else(|| panic!("viewer {no} does not watch {channel} and gets {json}"));

@@ -43,7 +43,7 @@ pub(super) struct Churn {
     pub(super) begin_ns: u64,
     /// When no more are.
     pub(super) end_ns: u64,
-    /// Connections at a time, those on their way included. One that is due beyond it is late, and counted as failed at the end.
+    /// Connections at a time, those on their way included. One that is due beyond it is late.
     pub(super) connections_max: usize,
 }
 
@@ -83,10 +83,12 @@ impl Churn {
         let mut buffer = vec![0; 64 << 10];
         let all = (self.end_ns.saturating_sub(self.begin_ns) as f64 / 1e9 * self.joins_per_s) as u64;
         let due_ns = |number: u64| self.begin_ns + (number as f64 * 1e9 / self.joins_per_s) as u64;
+        // Who is late has not failed yet: only what is as late as a join may take is given up.
+        let given_up_ns = self.end_ns + HANDSHAKE_NS;
         let mut next = 0;
         loop {
             let now = now_ns();
-            while next < all && due_ns(next) <= now && guests.len() < self.connections_max {
+            while next < all && due_ns(next) <= now && now < given_up_ns && guests.len() < self.connections_max {
                 match self.connect(next, &epoll) {
                     Ok(stream) => {
                         let due_ns = due_ns(next);
@@ -105,8 +107,8 @@ impl Churn {
                     let _ = guest.stream.write(CLOSE);
                 }
             }
-            if now >= self.end_ns + self.stay_ns {
-                found.failed += (all - next) + guests.values().filter(|guest| !guest.greeted).count() as u64;
+            if guests.is_empty() && (next == all || now >= given_up_ns) {
+                found.failed += all - next;
                 return Ok(found);
             }
             // Numbers are given in the order in which joins are due.

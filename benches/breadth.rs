@@ -5,8 +5,9 @@
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use ringcast::base::Name;
+use ringcast::bus::Unwanted;
 use ringcast::fanout::index::IndexOptions;
-use ringcast::shard::ShardOptions;
+use ringcast::shard::{Interest, ShardOptions};
 use ringcast::wire::event::EventKind;
 use ringcast::wire::sealed::{Event, Sealed};
 use ringcast::wire::topic::{Scope, TopicHasher};
@@ -48,14 +49,18 @@ fn breadth(criterion: &mut Criterion) {
             stage.join_channel(&format!("here-{number}"), &mut |_| {});
             stage.settle();
         }
+        let mut unwanted = Unwanted::default();
         group.bench_function(format!("65,536 events that nobody here wants, {name}"), |bencher| {
             let mailbox = || events.clone();
             bencher.iter_batched(
                 mailbox,
                 |mailbox| {
                     for sealed in mailbox {
-                        stage.shard.on_sealed(stage.now, &sealed);
+                        if stage.shard.on_sealed(stage.now, &sealed) == Interest::Nobody {
+                            unwanted.push(sealed);
+                        }
                     }
+                    unwanted.let_go();
                     assert!(!stage.shard.has_fanout(), "nobody is owed anything");
                 },
                 BatchSize::PerIteration,

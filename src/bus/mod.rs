@@ -6,10 +6,13 @@
 //! bounded because the orchestrator admits no more stored events than its credits, and takes a credit back only when
 //! the event lies in every mailbox.
 
+mod unwanted;
+
 use std::collections::VecDeque;
 
 use crate::base::{Class, ShardId};
 use crate::wire::sealed::Sealed;
+pub use unwanted::Unwanted;
 
 /// Mailboxes as the partition sees them.
 pub trait Outgoing {

@@ -353,6 +353,17 @@ impl Rates {
     }
 }
 
+/// What a silent client was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ping {
+    /// It was never pinged.
+    Never,
+    /// It was pinged and has not been heard since.
+    Waits,
+    /// It was heard after its last ping.
+    Answered,
+}
+
 /// One connection.
 #[derive(Debug)]
 pub struct Client {
@@ -392,8 +403,8 @@ pub struct Client {
     pub heartbeat_at_s: u32,
     /// So often, in seconds.
     pub heartbeat_s: u16,
-    /// It was pinged and has not been heard since.
-    pub pinged: bool,
+    /// Whether it was pinged, and answered.
+    pub ping: Ping,
     /// What it sent lately.
     pub rates: Option<Box<Rates>>,
     /// It was told that its token runs out.

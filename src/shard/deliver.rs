@@ -21,17 +21,27 @@ use crate::wire::topic::Scope;
 /// Rows asked for at once when a hole is filled or a client resumes.
 const PAGE_ROWS: u32 = 64;
 
+/// Whom on a shard an event interests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// At least one connection watches what it is for.
+    Somebody,
+    /// No connection does.
+    Nobody,
+}
+
 impl Shard {
-    /// An event came from the bus.
-    pub fn on_sealed(&mut self, now: Now, sealed: &Sealed) {
+    /// An event came from the bus. Returns whom it interests here.
+    pub fn on_sealed(&mut self, now: Now, sealed: &Sealed) -> Interest {
         self.stages.events_seen += 1;
         let names = || (sealed.topic().app.as_str(), sealed.topic().name.as_str());
-        let Some(no) = self.index.wanted(sealed.scope(), sealed.topic_hash(), names) else { return };
+        let Some(no) = self.index.wanted(sealed.scope(), sealed.topic_hash(), names) else { return Interest::Nobody };
         if sealed.scope() == Scope::Channel {
             self.deliver_to_channel(no, sealed);
         } else {
             self.deliver_to_members(now, no, sealed);
         }
+        Interest::Somebody
     }
 
     fn deliver_to_channel(&mut self, no: TopicNo, sealed: &Sealed) {

@@ -6,7 +6,7 @@
 use super::{Action, GENERATION_MASK, Pending, Place, Shard};
 use crate::admission::auth::{Speaker, authenticate};
 use crate::base::{AppId, ClientId, Given, Name, Now, ShardId};
-use crate::fanout::client::{Client, Few, Owed, Phase};
+use crate::fanout::client::{Client, Few, Owed, Phase, Ping};
 use crate::post::letters::{AddressKey, COUNTED_NOT, Identity, JoinSpec, Seat, ToOrchestrator};
 use crate::wire::dialect::{Dialect, sse_head};
 use crate::wire::http::{Upgrade, switching_protocols};
@@ -288,7 +288,7 @@ impl Shard {
             check_s: 0,
             heartbeat_at_s: 0,
             heartbeat_s: 0,
-            pinged: false,
+            ping: Ping::Never,
             rates: None,
             expiry_told: false,
             closing: None,
@@ -298,9 +298,10 @@ impl Shard {
         self.stages.joined += 1;
         self.schedule_report(now);
         let id = self.id_of(slot);
-        // Spread over the minute, so that a storm of joins does not become a storm of pings.
-        let spread = conn as u32 % self.options.ping_after_s.max(1);
-        self.schedule_check(id, now.mono_s() as u32 + self.options.ping_after_s.saturating_sub(spread).max(1));
+        // The first pings of a storm of joins come in the later half of the time, evenly; those after them are as far apart.
+        let half_s = self.options.ping_after_s / 2;
+        let early_s = conn as u32 % (half_s + 1);
+        self.schedule_check(id, now.mono_s() as u32 + self.options.ping_after_s - early_s);
         id
     }
 

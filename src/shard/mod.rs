@@ -7,6 +7,7 @@
 
 mod alarm;
 mod audience;
+mod changing;
 mod channel;
 mod compose;
 mod connections;
@@ -14,8 +15,11 @@ mod deliver;
 mod drain;
 mod join;
 mod limits;
+mod options;
+mod posting;
 mod presence;
 mod receive;
+mod report;
 mod request;
 mod subscribe;
 mod sweep;
@@ -23,114 +27,30 @@ mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+pub use deliver::Interest;
 pub use join::Origin;
+pub use options::ShardOptions;
 pub use request::{ApiAnswer, ApiRequest, Outcome};
 pub use write::{Send, SendBatch, SendResult, Source};
 
 use crate::admission::Apps;
 use crate::admission::blocklist::Blocklist;
-use crate::admission::rate::{FixedWindow, RateOptions};
+use crate::admission::rate::FixedWindow;
 use crate::base::alarm::Wheel;
-use crate::base::{Account, AppId, ChannelKey, Class, ClientId, Gauge, Now, RoomCount, RoomReport, ShardId, SlotSet};
+use crate::base::{Account, AppId, ChannelKey, ClientId, Now, ShardId, SlotSet};
 use crate::bus::Partition;
 use crate::fanout::client::{Client, Phase};
-use crate::fanout::index::{Index, IndexOptions, TopicNo};
-use crate::fanout::score::OutboxOptions;
+use crate::fanout::index::{Index, TopicNo};
 use crate::post::letters::{AddressKey, JoinSpec, Seat, ToOrchestrator};
-use crate::post::report::{Report, Stages};
-use crate::presence::PresenceOptions;
+use crate::post::report::Stages;
 use crate::wire::close::Closing;
 use crate::wire::dialect::Dialect;
 use crate::wire::problem::Problem;
 use crate::wire::sealed::Sealed;
-use crate::wire::socket::{ContextPool, SocketLimits};
+use crate::wire::socket::ContextPool;
 use crate::wire::topic::TopicHasher;
 
 use channel::Channel;
-
-/// Everything about a shard that may be chosen.
-#[derive(Clone, Debug)]
-pub struct ShardOptions {
-    /// Which one this is.
-    pub id: ShardId,
-    /// How many there are.
-    pub shards: u16,
-    /// Connections here at the most.
-    pub clients_max: u32,
-    /// Questions to the orchestrator that wait for an answer, at the most.
-    pub asks_max: u32,
-    /// Connections of one room at the most.
-    pub room_capacity: u32,
-    /// Rooms that may refuse one viewer before it is told to come back.
-    pub attempts_max: u8,
-    /// Channels that one connection may watch.
-    pub channels_per_client: u16,
-    /// The queue of a client that is behind.
-    pub outbox: OutboxOptions,
-    /// An open tick's frames, in bytes.
-    pub tick_bytes_max: u32,
-    /// Sends in one submit: more take the core away from reads and timers (20,000 took it for 130 ms).
-    pub sends_per_submit: u32,
-    /// What one write of a client that is behind takes out of its queue, in bytes.
-    pub write_bytes: u32,
-    /// Stored events kept in memory a channel.
-    pub tail_events: u32,
-    /// After so much silence a client is pinged, in seconds.
-    pub ping_after_s: u32,
-    /// After so much silence it is closed, in seconds.
-    pub close_after_s: u32,
-    /// A client that takes nothing for so long while something waits is closed, in milliseconds.
-    pub max_stall_ms: u32,
-    /// How long the peer's end is awaited after a Close, in milliseconds.
-    pub linger_ms: u32,
-    /// Between two reports, in milliseconds.
-    pub report_ms: u32,
-    /// Requests of one address.
-    pub address_rate: RateOptions,
-    /// Commands of one connection in a minute that may be refused for their rate; one more and it is closed.
-    pub over_rate_max: u16,
-    /// What clients send.
-    pub socket: SocketLimits,
-    /// The subscription index.
-    pub index: IndexOptions,
-    /// Patterns of one app's list of texts that are not allowed.
-    pub patterns_max: u32,
-    /// Who is there, in the channels whose partition this shard is.
-    pub presence: PresenceOptions,
-    /// The echo endpoint of conformance tests is there.
-    pub echo: bool,
-}
-
-impl Default for ShardOptions {
-    fn default() -> Self {
-        Self {
-            id: ShardId(0),
-            shards: 1,
-            clients_max: 1_000_000,
-            asks_max: 4_096,
-            room_capacity: 500,
-            attempts_max: 10,
-            channels_per_client: 128,
-            outbox: OutboxOptions::default(),
-            tick_bytes_max: 64 * 1024,
-            sends_per_submit: 64,
-            write_bytes: 16 * 1024,
-            tail_events: 64,
-            ping_after_s: 60,
-            close_after_s: 90,
-            max_stall_ms: 30_000,
-            linger_ms: 2_000,
-            report_ms: 5_000,
-            address_rate: RateOptions { requests_max: 600, window_s: 60, keys_max: 100_000 },
-            over_rate_max: 300,
-            socket: SocketLimits::default(),
-            index: IndexOptions::default(),
-            patterns_max: 10_000,
-            presence: PresenceOptions::default(),
-            echo: false,
-        }
-    }
-}
 
 /// What the shard wants done outside.
 #[derive(Debug)]
@@ -211,9 +131,6 @@ struct Place {
     flags: u8,
     client: Option<Box<Client>>,
 }
-
-/// Of so many deliveries a report counts whether they wait. Some 0.05 µs each.
-const COUNTED_MAX: u64 = 10_000;
 
 /// The client gets a tick's slice as it is: it is open, in step, speaks JSON, filters nothing, and all its channels are
 /// live. The walk looks at this one byte and at nothing else of the client.
@@ -377,133 +294,6 @@ impl Shard {
     #[must_use]
     pub fn options(&self) -> &ShardOptions {
         &self.options
-    }
-
-    /// The same as [`Self::queued`] where counting is short. Where it is long, as with many in the middle of a tick, it would
-    /// hold the core up for milliseconds: then what must wait is taken from the account.
-    fn queued_shortly(&self) -> [u64; 3] {
-        let moving = self.channels.iter().flatten().filter(|channel| channel.is_moving());
-        let owed: u64 = moving.map(|channel| channel.audience(&self.index)).sum();
-        if owed + self.behind.len() as u64 <= COUNTED_MAX {
-            return self.queued();
-        }
-        Class::ALL.map(|class| u64::try_from(self.account.of(class).open()).unwrap_or(0))
-    }
-
-    /// Deliveries that wait in ticks, outboxes and unfinished writes, by class, counted one by one.
-    #[must_use]
-    pub fn queued(&self) -> [u64; 3] {
-        let (mut counts, mut bytes) = ([0; 3], 0);
-        for channel in self.channels.iter().flatten() {
-            channel.count_queued(&self.index, &self.places, &mut counts);
-        }
-        for client in self.behind.iter().filter_map(|slot| self.places[slot as usize].client.as_ref()) {
-            if let Some(behind) = &client.behind {
-                behind.rest.count(&mut counts);
-                bytes += behind.outbox.bytes() as u64;
-                for class in Class::ALL {
-                    counts[class as usize] += behind.outbox.waiting(class) as u64;
-                }
-            }
-        }
-        debug_assert_eq!(bytes, self.account.outbox_bytes, "what outboxes hold is kept as it comes and goes");
-        counts
-    }
-
-    /// The report that is due, if one is.
-    pub fn take_report(&mut self, now: Now) -> Option<Report> {
-        if self.report_at_ms.is_none_or(|at| at > now.mono_ms()) {
-            return None;
-        }
-        let report = self.report();
-        self.emptied.clear();
-        // An empty shard says so once and falls silent.
-        self.report_at_ms = (self.clients > 0).then(|| now.mono_ms() + u64::from(self.options.report_ms));
-        Some(report)
-    }
-
-    fn report(&self) -> Report {
-        Report {
-            rooms: RoomReport {
-                shard: self.options.id,
-                processed: self.processed.clone(),
-                rooms: self.rooms(),
-                connections: self.clients,
-            },
-            account: self.account,
-            queued: self.queued_shortly(),
-            stages: self.stages(),
-            turns: crate::post::report::Turns::default(),
-            gauges: self.gauges(),
-        }
-    }
-
-    /// The viewers of each room that is not empty, and of each that became so since the last report.
-    #[must_use]
-    pub fn rooms(&self) -> Vec<RoomCount> {
-        let mut counts = Vec::new();
-        for (no, topic) in self.index.topics(crate::wire::topic::Scope::Channel) {
-            let key = ChannelKey::new(topic.app.clone(), topic.name.clone());
-            let rooms = self.index.rooms(no);
-            counts.extend(rooms.map(|(n, viewers)| RoomCount { key: key.clone(), n, viewers }));
-        }
-        for (key, n) in &self.emptied {
-            // Somebody may sit there again since.
-            if self.viewers_of(key, *n) == 0 {
-                counts.push(RoomCount { key: key.clone(), n: *n, viewers: 0 });
-            }
-        }
-        counts
-    }
-
-    /// The counters.
-    #[must_use]
-    pub fn stages(&self) -> Stages {
-        let index = self.index.stats();
-        Stages {
-            filter_noes: index.noes,
-            lookups: index.lookups,
-            false_positives: index.misses,
-            lost_before_fanout: self.stages.lost_before_fanout + self.partition.lost_before_fanout(),
-            ..self.stages
-        }
-    }
-
-    fn gauges(&self) -> Vec<(&'static str, Gauge)> {
-        use crate::wire::topic::Scope;
-        let subscriptions_max = u64::from(self.options.clients_max) * u64::from(self.options.channels_per_client);
-        let mut gauges = vec![
-            ("connections", Gauge::new(u64::from(self.clients), u64::from(self.options.clients_max))),
-            ("channels", self.index.gauge(Scope::Channel)),
-            ("users", self.index.gauge(Scope::User)),
-            ("tags", self.index.gauge(Scope::Tag)),
-            ("outbox_bytes", self.outbox_bytes()),
-            ("contexts", self.pool.gauge()),
-            ("asks", Gauge::new(self.pending.len() as u64, u64::from(self.options.asks_max))),
-            ("addresses", self.address_rate.gauge()),
-            ("patterns", Gauge::new(self.apps.blocklist_patterns() as u64, u64::from(self.options.patterns_max))),
-        ];
-        let channels_max = u64::from(self.options.shards) * u64::from(self.options.index.channels_max);
-        gauges.extend(self.attendance.gauges(subscriptions_max, channels_max));
-        gauges
-    }
-
-    /// What waits in the outboxes of all clients.
-    fn outbox_bytes(&self) -> Gauge {
-        let limit = u64::from(self.options.clients_max) * u64::from(self.options.outbox.bytes_max);
-        Gauge::new(self.account.outbox_bytes, limit)
-    }
-
-    fn viewers_of(&self, key: &ChannelKey, room: u32) -> u32 {
-        let (app, channel) = (key.app.as_str(), key.channel.as_str());
-        let hash = self.hasher.hash(crate::wire::topic::Scope::Channel, app, channel);
-        let no = self.index.find(crate::wire::topic::Scope::Channel, hash, app, channel);
-        no.map_or(0, |no| self.index.room_count(no, room))
-    }
-
-    /// A report is due within the interval, if none is already.
-    pub fn schedule_report(&mut self, now: Now) {
-        self.report_at_ms.get_or_insert(now.mono_ms() + u64::from(self.options.report_ms));
     }
 
     fn ticket(&mut self, pending: Pending) -> u64 {

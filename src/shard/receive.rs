@@ -10,7 +10,7 @@ use super::subscribe::Want;
 use super::write::NO_CHANNEL;
 use super::{Action, Pending, Shard};
 use crate::base::{Class, ClientId, Name, Now};
-use crate::fanout::client::{Client, Payload, Phase, SubState};
+use crate::fanout::client::{Client, Payload, Phase, Ping, SubState};
 use crate::post::letters::Posted;
 use crate::post::letters::ToShard;
 use crate::wire::close::Closing;
@@ -51,7 +51,9 @@ impl Shard {
             return;
         }
         client.seen_s = now.mono_s() as u32;
-        client.pinged = false;
+        if client.ping == Ping::Waits {
+            client.ping = Ping::Answered;
+        }
         if client.dialect == Dialect::Sse {
             // The request was all that a stream's client has to say.
             return;

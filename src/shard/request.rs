@@ -1,23 +1,21 @@
-//! The HTTP API on the core that accepted the request: validate, authorise, then ask the orchestrator or publish.
+//! The HTTP API on the core that accepted the request: authorise, choose what is asked for, answer.
 //!
 //! A parsed request flows in; an answer, or a ticket under which the answer comes, flows out. Always true: every
 //! refusal is a problem document, and who may do what is decided here in the order that protocol.md names.
 
+use super::changing::Change;
 use super::compose::{PAGE_DEFAULT, PAGE_MAX, page_members, range};
 use super::join::{Origin, no_right};
 use super::{Action, Pending, Shard};
+use crate::admission::AppOptions;
 use crate::admission::auth::{Speaker, authenticate};
 use crate::admission::rate::Rate;
-use crate::admission::{AppOptions, validate};
-use crate::base::{AppId, Class, Name, Now, Ulid};
-use crate::post::letters::{Ban, Draft, Page, Posted, ToOrchestrator};
-use crate::wire::any_json::AnyJson;
-use crate::wire::command::{PostBody, is_object};
-use crate::wire::event::{EventKind, Sources};
+use crate::base::{Now, Ulid};
+use crate::post::letters::{Page, Posted, ToOrchestrator};
+use crate::wire::command::is_object;
 use crate::wire::http::{bearer, path_name, show_epoch};
-use crate::wire::posted_event::{PostedEvent, checked_user};
 use crate::wire::problem::Problem;
-use crate::wire::sealed::{Event, Sealed, put_number, put_string};
+use crate::wire::sealed::{put_number, put_string};
 use crate::wire::topic::{Scope, Topic};
 
 /// A request of the API.
@@ -96,40 +94,6 @@ pub(super) enum Waiting {
     Connections,
     /// Something that is done or not, answered with this status.
     Done(u16),
-}
-
-/// What is done to a message.
-enum Change {
-    Edit,
-    Delete,
-    Retract,
-    /// A kind of reaction; added, or taken back.
-    React(Name, bool),
-}
-
-impl Change {
-    /// By method and by what stands behind the message's id in the path.
-    fn of(request: &ApiRequest<'_>, what: &[&str]) -> Result<Self, Problem> {
-        match (what, request.method) {
-            ([], "PATCH") => Ok(Self::Edit),
-            ([], "DELETE") => Ok(Self::Delete),
-            ([], _) => Err(wrong_method("PATCH, DELETE")),
-            (["retract"], "POST") => Ok(Self::Retract),
-            (["retract"], _) => Err(wrong_method("POST")),
-            (["reactions", kind], "PUT") => Ok(Self::React(path_name(kind, "kind")?, true)),
-            (["reactions", kind], "DELETE") => Ok(Self::React(path_name(kind, "kind")?, false)),
-            (["reactions", _], _) => Err(wrong_method("PUT, DELETE")),
-            _ => Err(not_found(request.path)),
-        }
-    }
-}
-
-#[derive(Default, serde::Deserialize)]
-struct BanBody<'a> {
-    #[serde(borrow, default)]
-    channel: Option<std::borrow::Cow<'a, str>>,
-    #[serde(default)]
-    expires_at: Option<u64>,
 }
 
 impl Shard {
@@ -250,148 +214,6 @@ impl Shard {
         Ok(Outcome::Wait(ticket))
     }
 
-    fn post_message(
-        &mut self,
-        request: &ApiRequest<'_>,
-        app: AppId,
-        options: &AppOptions,
-        speaker: &Speaker,
-        topic: Topic,
-    ) -> Result<Outcome, Problem> {
-        let body: PostBody<'_> = parse_body(request.body)?;
-        let content = validate::content(&body, options.message_bytes_max)?;
-        let idempotency_key = match request.idempotency_key {
-            Some(key) if key.is_empty() || key.len() > validate::CLIENT_ID_BYTES_MAX => {
-                let detail = format!("Idempotency-Key has 1 to {} bytes", validate::CLIENT_ID_BYTES_MAX);
-                return Err(Problem::new(400, "bad_idempotency_key", detail));
-            }
-            key => key.map(str::to_owned),
-        };
-        let (user_id, user_name, by_server) = match speaker {
-            Speaker::Anonymous => {
-                return Err(Problem::new(401, "token_needed", "posting asks for a token or a server key"));
-            }
-            Speaker::User(identity) if !identity.write => return Err(no_right(topic.name.as_str())),
-            Speaker::User(identity) => (identity.user.as_str().to_owned(), identity.name.clone(), false),
-            Speaker::Server => {
-                let user = body.user.as_deref().map(checked_user).transpose()?.unwrap_or_default();
-                let name = body.name.as_deref().unwrap_or_default();
-                if name.len() > validate::USER_NAME_BYTES_MAX {
-                    let detail = format!("name has at most {} bytes", validate::USER_NAME_BYTES_MAX);
-                    return Err(Problem::new(400, "name_too_long", detail));
-                }
-                (user, name.to_owned(), true)
-            }
-        };
-        options.check_words(content.text.as_deref(), content.data.as_deref())?;
-        let draft = Box::new(Draft {
-            kind: EventKind::MessageNew,
-            target: None,
-            detail: None,
-            app,
-            topic,
-            user_id,
-            user_name,
-            text: content.text,
-            data: content.data,
-            client_id: content.client_id,
-            idempotency_key,
-            by_server,
-        });
-        self.ask(Waiting::Post(201), |ticket, asker| ToOrchestrator::Post { ticket, asker, draft })
-    }
-
-    /// Edits, deletes, retracts, reacts: the message is looked for by the orchestrator.
-    #[allow(clippy::too_many_arguments, reason = "each is a different part of one request, checked before")]
-    fn change_message(
-        &mut self,
-        request: &ApiRequest<'_>,
-        app: AppId,
-        options: &AppOptions,
-        speaker: &Speaker,
-        topic: Topic,
-        message: Ulid,
-        change: Change,
-    ) -> Result<Outcome, Problem> {
-        let (user_id, user_name, by_server) = match speaker {
-            Speaker::Anonymous => {
-                return Err(Problem::new(401, "token_needed", "changing a message asks for a token or a server key"));
-            }
-            Speaker::User(identity) => {
-                let right = match change {
-                    Change::Edit | Change::Delete => identity.write,
-                    Change::React(..) => identity.react,
-                    Change::Retract => false,
-                };
-                if !right {
-                    return Err(no_right(topic.name.as_str()));
-                }
-                (identity.user.as_str().to_owned(), identity.name.clone(), false)
-            }
-            Speaker::Server if matches!(change, Change::React(..)) => {
-                return Err(Problem::new(403, "user_needed", "a reaction is a user's: use a token"));
-            }
-            Speaker::Server => (String::new(), String::new(), true),
-        };
-        let (kind, detail) = match change {
-            Change::Edit => (EventKind::MessageUpdated, None),
-            Change::Delete => (EventKind::MessageDeleted, None),
-            Change::Retract => (EventKind::MessageRetracted, None),
-            Change::React(kind, true) => (EventKind::ReactionNew, Some(kind)),
-            Change::React(kind, false) => (EventKind::ReactionDeleted, Some(kind)),
-        };
-        let content = if kind == EventKind::MessageUpdated {
-            validate::content(&parse_body(request.body)?, options.message_bytes_max)?
-        } else {
-            validate::Content { text: None, data: None, client_id: None }
-        };
-        options.check_words(content.text.as_deref(), content.data.as_deref())?;
-        let draft = Box::new(Draft {
-            kind,
-            target: Some(message),
-            detail: detail.map(|kind| kind.as_str().to_owned()),
-            app,
-            topic,
-            user_id,
-            user_name,
-            text: content.text,
-            data: content.data,
-            client_id: content.client_id,
-            idempotency_key: request.idempotency_key.map(str::to_owned),
-            by_server,
-        });
-        self.ask(Waiting::Post(200), |ticket, asker| ToOrchestrator::Post { ticket, asker, draft })
-    }
-
-    fn ban(
-        &mut self,
-        now: Now,
-        request: &ApiRequest<'_>,
-        speaker: &Speaker,
-        app: &Name,
-        user: Name,
-    ) -> Result<Outcome, Problem> {
-        server_only(speaker, "bans are set")?;
-        let body: BanBody<'_> = match request.method {
-            "PUT" if request.body.is_empty() => BanBody::default(),
-            "PUT" => parse_body(request.body)?,
-            "DELETE" => {
-                let channel = form_urlencoded::parse(request.query.as_bytes()).find(|(key, _)| key == "channel");
-                BanBody { channel: channel.map(|(_, value)| value.into_owned().into()), expires_at: None }
-            }
-            _ => return Err(wrong_method("PUT, DELETE")),
-        };
-        if body.expires_at.is_some_and(|at| at <= now.wall_ms) {
-            return Err(Problem::new(400, "bad_expires_at", "expires_at is Unix milliseconds and lies in the future"));
-        }
-        let channel = body.channel.as_deref().map(|channel| {
-            Name::new(channel).map_err(|bad| Problem::new(400, "bad_name", format!("channel {channel:?}: {bad}")))
-        });
-        let ban = Ban { app: app.clone(), user, channel: channel.transpose()?, expires_ms: body.expires_at };
-        let lift = request.method == "DELETE";
-        self.ask(Waiting::Done(200), |ticket, asker| ToOrchestrator::Ban { ticket, asker, ban, lift })
-    }
-
     fn get_messages(
         &mut self,
         request: &ApiRequest<'_>,
@@ -421,47 +243,6 @@ impl Shard {
         }
         let range = range(before, since);
         self.ask(Waiting::Page, |ticket, asker| ToOrchestrator::AskPage { ticket, asker, topic, range, limit })
-    }
-
-    fn post_event(
-        &mut self,
-        now: Now,
-        request: &ApiRequest<'_>,
-        options: &AppOptions,
-        speaker: &Speaker,
-        topic: Topic,
-    ) -> Result<Outcome, Problem> {
-        let body: PostedEvent<'_> = parse_body(request.body)?;
-        let kind = body.kind()?;
-        let event = match speaker {
-            Speaker::Anonymous => {
-                return Err(Problem::new(401, "token_needed", "posting asks for a token or a server key"));
-            }
-            Speaker::User(identity) => {
-                let right = match kind {
-                    EventKind::Custom => identity.custom,
-                    EventKind::TypingStart | EventKind::TypingStop => identity.typing,
-                    _ => false,
-                };
-                if !right || topic.scope != Scope::Channel {
-                    return Err(no_right(topic.name.as_str()));
-                }
-                options.check_words(None, body.data.map(AnyJson::get))?;
-                Event {
-                    user_id: identity.user.as_str().to_owned(),
-                    user_name: identity.name.clone(),
-                    ..body.into_event(kind, Sources::USER, topic, now.wall_ms, options.message_bytes_max)?
-                }
-            }
-            Speaker::Server => body.into_event(kind, Sources::SERVER, topic, now.wall_ms, options.message_bytes_max)?,
-        };
-        let sealed = Sealed::seal(&event).map_err(|bad| Problem::new(413, "message_too_large", bad.to_string()))?;
-        if kind.row().class == Class::Critical {
-            // It may not be lost, so it takes a credit, and those are the orchestrator's.
-            return self.ask(Waiting::Done(202), |ticket, asker| ToOrchestrator::Publish { ticket, asker, sealed });
-        }
-        self.actions.push_back(Action::Publish(sealed));
-        Ok(Outcome::Done(ApiAnswer::json(202, b"{}".to_vec())))
     }
 
     pub(super) fn on_request_posted(&mut self, ticket: u64, waiting: &Waiting, answer: Result<Posted, Problem>) {
@@ -528,7 +309,7 @@ pub(super) fn may_read(options: &AppOptions, speaker: &Speaker) -> Result<(), Pr
     Ok(())
 }
 
-fn not_found(path: &str) -> Problem {
+pub(super) fn not_found(path: &str) -> Problem {
     Problem::new(404, "not_found", format!("nothing is at {path:?}"))
 }
 

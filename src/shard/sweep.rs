@@ -9,7 +9,7 @@ use super::write::NO_CHANNEL;
 use super::{Action, Shard};
 use crate::base::alarm::WHEEL_SECONDS;
 use crate::base::{ChannelKey, Class, ClientId, Now};
-use crate::fanout::client::{Behind, Client, Payload, Phase};
+use crate::fanout::client::{Behind, Client, Payload, Phase, Ping};
 use crate::fanout::index::{Member, TopicNo};
 use crate::post::letters::ToOrchestrator;
 use crate::wire::close::Closing;
@@ -113,10 +113,17 @@ impl Shard {
         if beats {
             client.heartbeat_at_s = now_s + u32::from(client.heartbeat_s);
         }
-        let pings = silent_s >= ping_after && !client.pinged;
-        client.pinged |= pings;
+        let pings = match client.ping {
+            // Looks at those who joined at one moment are spread, and so their first pings are.
+            Ping::Never => silent_s >= ping_after - ping_after / 2,
+            Ping::Answered => silent_s >= ping_after,
+            Ping::Waits => false,
+        };
+        if pings {
+            client.ping = Ping::Waits;
+        }
         let heard_s = if client.dialect == Dialect::Sse { now_s } else { client.seen_s };
-        let next_silence = heard_s + if client.pinged { close_after } else { ping_after };
+        let next_silence = heard_s + if client.ping == Ping::Waits { close_after } else { ping_after };
         let next_stall = blocked.map(|since| ((since + max_stall_ms) / 1_000 + 1) as u32);
         let next_beat = Some(client.heartbeat_at_s).filter(|&at| at != 0);
         let next = [Some(next_silence), next_stall, next_beat].into_iter().flatten().min();

@@ -269,6 +269,12 @@ impl Sealed {
         Ok(Self { inner, hash, scope })
     }
 
+    /// How many hold this event, on all cores; another may let go meanwhile.
+    #[must_use]
+    pub fn holders(&self) -> usize {
+        Arc::strong_count(&self.inner)
+    }
+
     /// The archived event.
     #[must_use]
     pub fn event(&self) -> &ArchivedEventV1 {

@@ -39,6 +39,7 @@ mod resume;
 mod rooms;
 mod secrecy;
 mod smuggling;
+mod stale;
 mod starts;
 mod tenants;
 mod tokens;

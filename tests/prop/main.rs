@@ -14,6 +14,7 @@ mod proxy_header;
 #[path = "../sim/rng.rs"]
 mod rng;
 mod seating;
+mod silence;
 #[path = "../stage/mod.rs"]
 mod stage;
 

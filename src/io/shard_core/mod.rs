@@ -30,9 +30,10 @@ use super::wait::{LocalBell, sleep_until_work};
 use super::web_server::{After, WebOptions};
 use super::{machine, ring};
 use crate::base::{ClientId, Gauge, Now, ShardId};
+use crate::bus::Unwanted;
 use crate::post::letters::ToOrchestrator;
 use crate::post::report::Turns;
-use crate::shard::{Action, SendBatch, SendResult, Shard};
+use crate::shard::{Action, Interest, SendBatch, SendResult, Shard};
 use crate::wire::topic::partition;
 
 /// Letters of each kind that one turn takes.
@@ -97,6 +98,7 @@ struct Core {
     returned: Rc<RefCell<Vec<Returned>>>,
     http_max: usize,
     http: TaskQueueHandle,
+    unwanted: Unwanted,
     batch: SendBatch,
     short: Vec<(u32, SendOutcome)>,
     results: Vec<(u32, SendResult)>,
@@ -153,6 +155,7 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         returned: Rc::default(),
         http_max: parts.guests_max,
         http: http_queue(),
+        unwanted: Unwanted::default(),
         batch: SendBatch::default(),
         short: Vec::new(),
         results: Vec::new(),
@@ -258,8 +261,11 @@ impl Core {
         while shard.takes_events()
             && let Some(sealed) = pop_some(&mut taken, || self.inbox.events.pop())
         {
-            shard.on_sealed(now, &sealed);
+            if shard.on_sealed(now, &sealed) == Interest::Nobody {
+                self.unwanted.push(sealed);
+            }
         }
+        self.unwanted.let_go();
         more |= taken >= LETTERS_A_TURN;
         if let Some(lists) = self.inbox.blocklists.pop() {
             shard.set_blocklists(&lists);

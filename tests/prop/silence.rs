@@ -1,0 +1,99 @@
+//! Viewers who say nothing: when they are pinged, and when they are given up.
+//!
+//! A crowd that joins at one moment flows in, pings and ends flow out; what is always true is that nobody is pinged before
+//! half of the time nor after all of it, and that whoever answers stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::stage::Stage;
+use ringcast::base::ClientId;
+use ringcast::shard::{Action, ShardOptions};
+
+const VIEWERS: u64 = 1_000;
+const PING: &[u8] = &[0x89, 0];
+/// Masked with zeros.
+const PONG: &[u8] = &[0x8a, 0x80, 0, 0, 0, 0];
+
+/// The crowd, and what happens to it second by second.
+struct Crowd {
+    stage: Stage,
+    second: u64,
+    /// When each was pinged, in seconds from the start.
+    pings: BTreeMap<ClientId, Vec<u64>>,
+    /// When each was ended.
+    ends: BTreeMap<ClientId, u64>,
+}
+
+impl Crowd {
+    fn new() -> Self {
+        let mut stage = Stage::new(ShardOptions::default());
+        let mut pings = BTreeMap::new();
+        for _ in 0..VIEWERS {
+            stage.join(&mut |action| {
+                if let Action::Install { client, .. } = action {
+                    pings.insert(*client, Vec::new());
+                }
+            });
+        }
+        stage.settle();
+        Self { stage, second: 0, pings, ends: BTreeMap::new() }
+    }
+
+    /// A second passes, in which those that are pinged answer unless they are `dumb`.
+    fn pass(&mut self, dumb: &BTreeSet<ClientId>) {
+        self.second += 1;
+        self.stage.now = self.stage.now.plus_ms(1_000);
+        self.stage.shard.on_alarm(self.stage.now);
+        let (second, pings, ends) = (self.second, &mut self.pings, &mut self.ends);
+        let mut pinged = Vec::new();
+        let mut hear = |action: &Action| {
+            if let Action::End(client) = action {
+                ends.entry(*client).or_insert(second);
+            }
+        };
+        while self.stage.submit(&mut hear, |client, bytes| {
+            if bytes == PING {
+                pings.get_mut(&client).expect("one of the crowd").push(second);
+                pinged.push(client);
+            }
+            bytes.len()
+        }) {}
+        for client in pinged.into_iter().filter(|client| !dumb.contains(client)) {
+            self.stage.shard.on_bytes(self.stage.now, client, PONG);
+        }
+    }
+}
+
+#[test]
+fn a_storm_of_joins_does_not_become_a_storm_of_pings() {
+    let mut crowd = Crowd::new();
+    for _ in 0..240 {
+        crowd.pass(&BTreeSet::new());
+    }
+    assert!(crowd.ends.is_empty(), "whoever answers stays");
+    let mut at = BTreeMap::<u64, u64>::new();
+    for pings in crowd.pings.values() {
+        assert!((30..=60).contains(&pings[0]), "first at {pings:?}");
+        assert!(pings.windows(2).all(|pair| (60..=61).contains(&(pair[1] - pair[0]))), "a minute apart: {pings:?}");
+        assert!(pings.len() >= 3);
+        pings.iter().for_each(|&second| *at.entry(second).or_default() += 1);
+    }
+    // Evenly over half a minute, with room for what chance does.
+    let most = at.values().max().copied().unwrap_or_default();
+    assert!(most <= 2 * VIEWERS / 30, "{most} in one second: {at:?}");
+}
+
+#[test]
+fn who_never_answers_is_ended_after_90_seconds_and_nobody_else() {
+    let mut crowd = Crowd::new();
+    let dumb: BTreeSet<ClientId> = crowd.pings.keys().copied().step_by(7).collect();
+    for _ in 0..89 {
+        crowd.pass(&dumb);
+    }
+    assert!(crowd.ends.is_empty(), "{:?}", crowd.ends);
+    for _ in 0..10 {
+        crowd.pass(&dumb);
+    }
+    assert_eq!(crowd.ends.keys().copied().collect::<BTreeSet<_>>(), dumb);
+    assert!(dumb.iter().all(|client| crowd.pings[client].len() == 1), "one ping each");
+}

@@ -100,11 +100,11 @@ impl Wheel {
     }
 
     /// Moves what is due at `now_s` into `out`.
-    pub fn take_due(&mut self, now_s: u64, out: &mut Vec<u32>) {
+    pub fn take_due(&mut self, now_s: u64, out: &mut impl Extend<u32>) {
         // After a long stall one turn of the wheel visits every bucket; more turns would find nothing.
         let turns = (now_s + 1).saturating_sub(self.cursor_s).min(WHEEL_SECONDS as u64);
         for _ in 0..turns {
-            out.append(&mut self.buckets[(self.cursor_s % WHEEL_SECONDS as u64) as usize]);
+            out.extend(self.buckets[(self.cursor_s % WHEEL_SECONDS as u64) as usize].drain(..));
             self.cursor_s += 1;
         }
         self.cursor_s = self.cursor_s.max(now_s + 1);

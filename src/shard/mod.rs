@@ -182,7 +182,8 @@ pub struct Shard {
     behind: SlotSet,
     account: Account,
     stages: Stages,
-    due: Vec<u32>,
+    /// Clients that the wheel says are to be looked at.
+    due: VecDeque<u32>,
 }
 
 impl Shard {
@@ -225,7 +226,7 @@ impl Shard {
             behind: SlotSet::default(),
             account: Account::default(),
             stages: Stages::default(),
-            due: Vec::new(),
+            due: VecDeque::new(),
         }
     }
 

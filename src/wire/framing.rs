@@ -61,7 +61,7 @@ impl HeadScan {
         while self.scanned + TEXT_BLOCK <= HEAD_BYTES_MAX
             && (self.scanned == 0 || buffer[self.scanned - 1] != b'\r')
             && let Some(block) = buffer.get(self.scanned..).and_then(|rest| rest.first_chunk::<TEXT_BLOCK>())
-            && block.iter().fold(true, |text, &byte| text & (byte >= 0x20) & (byte != 0x7F))
+            && block.iter().fold(0, |found, byte| found | u8::from(byte.is_ascii_control())) == 0
         {
             self.scanned += TEXT_BLOCK;
         }

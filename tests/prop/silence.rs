@@ -25,8 +25,8 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn new() -> Self {
-        let mut stage = Stage::new(ShardOptions::default());
+    fn new(options: ShardOptions) -> Self {
+        let mut stage = Stage::new(ShardOptions { room_capacity: u32::MAX, ..options });
         let mut pings = BTreeMap::new();
         for _ in 0..VIEWERS {
             stage.join(&mut |action| {
@@ -36,6 +36,7 @@ impl Crowd {
             });
         }
         stage.settle();
+        assert_eq!(pings.len() as u64, VIEWERS);
         Self { stage, second: 0, pings, ends: BTreeMap::new() }
     }
 
@@ -43,6 +44,14 @@ impl Crowd {
     fn pass(&mut self, dumb: &BTreeSet<ClientId>) {
         self.second += 1;
         self.stage.now = self.stage.now.plus_ms(1_000);
+        // As often as a core would ask for all of them.
+        for _ in 0..VIEWERS.div_ceil(64) {
+            self.turn(dumb);
+        }
+    }
+
+    /// Returns how many were pinged.
+    fn turn(&mut self, dumb: &BTreeSet<ClientId>) -> usize {
         self.stage.shard.on_alarm(self.stage.now);
         let (second, pings, ends) = (self.second, &mut self.pings, &mut self.ends);
         let mut pinged = Vec::new();
@@ -58,15 +67,16 @@ impl Crowd {
             }
             bytes.len()
         }) {}
-        for client in pinged.into_iter().filter(|client| !dumb.contains(client)) {
-            self.stage.shard.on_bytes(self.stage.now, client, PONG);
+        for client in pinged.iter().filter(|client| !dumb.contains(client)) {
+            self.stage.shard.on_bytes(self.stage.now, *client, PONG);
         }
+        pinged.len()
     }
 }
 
 #[test]
 fn a_storm_of_joins_does_not_become_a_storm_of_pings() {
-    let mut crowd = Crowd::new();
+    let mut crowd = Crowd::new(ShardOptions::default());
     for _ in 0..240 {
         crowd.pass(&BTreeSet::new());
     }
@@ -76,7 +86,9 @@ fn a_storm_of_joins_does_not_become_a_storm_of_pings() {
         assert!((30..=60).contains(&pings[0]), "first at {pings:?}");
         assert!(pings.windows(2).all(|pair| (60..=61).contains(&(pair[1] - pair[0]))), "a minute apart: {pings:?}");
         assert!(pings.len() >= 3);
-        pings.iter().for_each(|&second| *at.entry(second).or_default() += 1);
+        for &second in pings {
+            *at.entry(second).or_default() += 1;
+        }
     }
     // Evenly over half a minute, with room for what chance does.
     let most = at.values().max().copied().unwrap_or_default();
@@ -85,7 +97,7 @@ fn a_storm_of_joins_does_not_become_a_storm_of_pings() {
 
 #[test]
 fn who_never_answers_is_ended_after_90_seconds_and_nobody_else() {
-    let mut crowd = Crowd::new();
+    let mut crowd = Crowd::new(ShardOptions::default());
     let dumb: BTreeSet<ClientId> = crowd.pings.keys().copied().step_by(7).collect();
     for _ in 0..89 {
         crowd.pass(&dumb);
@@ -96,4 +108,17 @@ fn who_never_answers_is_ended_after_90_seconds_and_nobody_else() {
     }
     assert_eq!(crowd.ends.keys().copied().collect::<BTreeSet<_>>(), dumb);
     assert!(dumb.iter().all(|client| crowd.pings[client].len() == 1), "one ping each");
+}
+
+#[test]
+fn a_second_in_which_many_are_due_is_shared_out() {
+    let mut crowd = Crowd::new(ShardOptions { ping_after_s: 1, ..ShardOptions::default() });
+    crowd.stage.now = crowd.stage.now.plus_ms(1_000);
+    let mut turns = Vec::new();
+    while turns.iter().sum::<usize>() < VIEWERS as usize {
+        let asks = crowd.stage.shard.next_alarm_ms().is_some_and(|at_ms| at_ms <= crowd.stage.now.mono_ms());
+        assert!(asks, "those who are left are not forgotten: {turns:?}");
+        turns.push(crowd.turn(&BTreeSet::new()));
+    }
+    assert!(turns.iter().all(|pinged| (1..=64).contains(pinged)), "{turns:?}");
 }

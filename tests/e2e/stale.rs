@@ -5,9 +5,11 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::node::Node;
 
-/// Together more than the kernel takes for a reader with a small window, and less than a queue holds.
-const MESSAGES: usize = 24;
 const MESSAGE_BYTES: usize = 14_000;
+/// A slow viewer is behind when so many wait for it; its queue takes some more.
+const BEHIND: i64 = 4;
+/// The kernel takes some before it says no, and not always as many.
+const MESSAGES_MAX: usize = 400;
 
 #[test]
 fn what_is_too_old_when_its_turn_comes_is_dropped_and_all_else_arrives() {
@@ -17,13 +19,21 @@ fn what_is_too_old_when_its_turn_comes_is_dropped_and_all_else_arrives() {
     slow.ready();
     let mut healthy = node.watch("old");
     healthy.ready();
-    for _ in 0..MESSAGES {
-        node.post_text("old", &"x".repeat(MESSAGE_BYTES));
-        assert_eq!(healthy.next_of("message.")["type"], "message.new");
+    let mut messages = 0;
+    loop {
+        for _ in 0..BEHIND {
+            node.post_text("old", &"x".repeat(MESSAGE_BYTES));
+            assert_eq!(healthy.next_of("message.")["type"], "message.new");
+            messages += 1;
+        }
+        let metrics = node.await_metrics("the last one is counted", |metrics| {
+            metrics.sum("ringcast_deliveries_total", "class=\"ordered\",outcome=\"published\"") == 2 * messages as i64
+        });
+        if metrics.sum("ringcast_deliveries_queued", "class=\"ordered\"") >= BEHIND {
+            break;
+        }
+        assert!(messages < MESSAGES_MAX, "the kernel takes everything");
     }
-    node.await_metrics("messages wait for the slow one", |metrics| {
-        metrics.sum("ringcast_deliveries_queued", "class=\"ordered\"") > 0
-    });
     let ann = node.token("ann");
     let say = |body: &str| assert_eq!(node.http().post(&format!("{path}/events"), &ann, body).status, 202);
     say(r#"{"type":"typing.start"}"#);
@@ -36,8 +46,8 @@ fn what_is_too_old_when_its_turn_comes_is_dropped_and_all_else_arrives() {
     while kinds.last().is_none_or(|kind| kind != "custom.fresh") {
         kinds.push(slow.event()["type"].as_str().unwrap().to_owned());
     }
-    assert_eq!(kinds.len(), MESSAGES + 1, "{kinds:?}");
-    assert!(kinds[..MESSAGES].iter().all(|kind| kind == "message.new"), "{kinds:?}");
+    assert_eq!(kinds.len(), messages + 1, "{kinds:?}");
+    assert!(kinds[..messages].iter().all(|kind| kind == "message.new"), "{kinds:?}");
     let metrics = node.await_metrics("one was too old", |metrics| {
         metrics.sum("ringcast_deliveries_total", "class=\"ordered\",outcome=\"stale\"") == 1
             && metrics.sum("ringcast_deliveries_queued", "") == 0

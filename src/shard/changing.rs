@@ -6,7 +6,7 @@
 
 use super::Shard;
 use super::join::no_right;
-use super::request::{ApiRequest, Outcome, Waiting, not_found, parse_body, server_only, wrong_method};
+use super::request::{ApiRequest, Outcome, Waiting, not_found, parse_body, query_value, server_only, wrong_method};
 use crate::admission::auth::Speaker;
 use crate::admission::{AppOptions, validate};
 use crate::base::{AppId, Name, Now, Ulid};
@@ -125,10 +125,7 @@ impl Shard {
         let body: BanBody<'_> = match request.method {
             "PUT" if request.body.is_empty() => BanBody::default(),
             "PUT" => parse_body(request.body)?,
-            "DELETE" => {
-                let channel = form_urlencoded::parse(request.query.as_bytes()).find(|(key, _)| key == "channel");
-                BanBody { channel: channel.map(|(_, value)| value.into_owned().into()), expires_at: None }
-            }
+            "DELETE" => BanBody { channel: query_value(request, "channel"), expires_at: None },
             _ => return Err(wrong_method("PUT, DELETE")),
         };
         if body.expires_at.is_some_and(|at| at <= now.wall_ms) {

@@ -294,6 +294,11 @@ pub(super) fn parse_body<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Resul
     serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))
 }
 
+/// What the query says of `name`, if it does.
+pub(super) fn query_value<'a>(request: &ApiRequest<'a>, name: &str) -> Option<std::borrow::Cow<'a, str>> {
+    form_urlencoded::parse(request.query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value)
+}
+
 /// Refuses everybody but the app's backend; `what` begins a sentence, such as "bans are set".
 pub(super) fn server_only(speaker: &Speaker, what: &str) -> Result<(), Problem> {
     if *speaker != Speaker::Server {

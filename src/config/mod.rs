@@ -136,7 +136,7 @@ impl Default for Config {
             user_timeout_ms: 45_000,
             backlog: 4_096,
             admin_reserve: 64,
-            spin_us: 50,
+            spin_us: 0,
             stall_ms: 5_000,
             memory_mib_max: 0,
             test_echo: false,

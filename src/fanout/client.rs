@@ -221,7 +221,7 @@ pub struct Owed {
     /// It is the first channel.
     pub first: bool,
     /// A position to resume from.
-    pub since: Option<crate::wire::http::Since>,
+    pub since: Option<crate::wire::position::Since>,
     /// Connections in the channel, as far as is known.
     pub viewers: u64,
 }

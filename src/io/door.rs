@@ -12,7 +12,7 @@ use std::rc::Rc;
 use super::proxies::Proxies;
 use super::socket;
 use crate::base::{Gauge, Now};
-use crate::wire::framing::HeadScan;
+use crate::wire::head::HeadScan;
 use crate::wire::http::{Head, parse_head};
 use crate::wire::problem::Problem;
 use crate::wire::proxy;

@@ -46,7 +46,7 @@ pub(super) enum Scenario {
     /// The same with 1, 8, 32, 64 and 256 messages at once
     Burst(FanoutArgs),
     /// Joins as fast as they go: what does one cost?
-    Storm(IdleArgs),
+    Storm(StormArgs),
     /// Viewers who only stay: what do they cost?
     Idle(IdleArgs),
     /// A Sunday's peak of two customers: messages, typing, custom events, and viewers who come and go
@@ -231,6 +231,18 @@ impl SundayArgs {
         };
         FanoutArgs { payload: 128, warmup_s: 2, ..idle.as_fanout() }
     }
+}
+
+/// The options of a storm of joins.
+#[derive(Clone, Debug, Args)]
+pub(super) struct StormArgs {
+    /// Those of everybody who posts nothing
+    #[command(flatten)]
+    pub(super) idle: IdleArgs,
+
+    /// Compare with the floor: so many rounds of the node, and of a bare server that accepts, answers and does nothing else
+    #[arg(long, value_name = "ROUNDS", conflicts_with = "target", value_parser = clap::value_parser!(u32).range(1..=99))]
+    pub(super) floor: Option<u32>,
 }
 
 /// The options of loads that post nothing.

@@ -22,6 +22,8 @@ use super::viewer::{Ending, Phase, Viewer};
 const READ_BYTES: usize = 128 << 10;
 /// A join that takes longer has failed.
 const HANDSHAKE_NS: u64 = 15_000_000_000;
+/// How often to look for orders, in ms.
+const ORDERS_MS: i32 = 10;
 /// The receive buffer of a slow viewer: little, so that lag shows at the node and not in our kernel.
 const SLOW_RECEIVE_BYTES: usize = 4 << 10;
 
@@ -142,8 +144,7 @@ impl Deck {
             }
             self.pause_or_resume(now);
             self.look_who_arrived();
-            // Orders have no descriptor: the wait is short enough that they do not feel it.
-            match self.epoll.wait(if joining { 1 } else { 10 }) {
+            match self.epoll.wait(self.patience_ms(joining)) {
                 Ok(ready) => {
                     for number in 0..ready {
                         let (key, flags) = self.epoll.event(number);
@@ -156,6 +157,19 @@ impl Deck {
             self.gauges.failed.store(self.failed, Relaxed);
             self.gauges.delivered.store(self.desk.delivered, Relaxed);
         }
+    }
+
+    /// How long to wait for the sockets, in ms: until the next join is due, or until an order should be looked for, for orders
+    /// have no descriptor. A million viewers are carried by more than fifty processes: had each looked every millisecond, that
+    /// alone would take half a core.
+    fn patience_ms(&self, joining: bool) -> i32 {
+        let answers = u64::from(self.begun) - self.joined - self.failed;
+        if !joining || answers >= u64::from(self.plan.handshakes) || self.begun >= self.plan.count {
+            return ORDERS_MS;
+        }
+        let due_ms = f64::from(self.begun) / self.plan.join_rate * 1e3;
+        let passed_ms = (now_ns() - self.begun_ns) as f64 / 1e6;
+        ((due_ms - passed_ms).ceil() as i32).clamp(1, ORDERS_MS)
     }
 
     // Joining

@@ -27,8 +27,10 @@ use crate::io::machine;
 const SECOND_NS: u64 = 1_000_000_000;
 /// Descriptors of a process that are not viewers: posts, epoll, pipes, files.
 const SPARE_DESCRIPTORS: u64 = 500;
-/// How long joins may take beyond their pace.
+/// How long nobody may join before no further joins are waited for.
 const JOIN_GRACE_NS: u64 = 30 * SECOND_NS;
+/// Joins a second, on average, below which a run is given up; half of the rate that is asked for, if that is less.
+const JOIN_RATE_MIN: f64 = 500.0;
 /// How long posts may be late and answers may take.
 const POST_PATIENCE_NS: u64 = 10 * SECOND_NS;
 /// How long deliveries may take behind the last post.
@@ -235,13 +237,18 @@ impl<'a> Stage<'a> {
         let viewers = u64::from(self.args.viewers);
         self.bar.set_message("joins");
         self.bar.set_length(viewers);
-        let pace_ns = (viewers as f64 / self.args.join_rate * 1e9) as u64;
-        let deadline = now_ns() + pace_ns + JOIN_GRACE_NS;
+        let slowest = JOIN_RATE_MIN.min(self.args.join_rate / 2.0);
+        let mut seen_ns = now_ns();
+        let (mut seen, end_ns) = (0, seen_ns + (viewers as f64 / slowest * 1e9) as u64 + JOIN_GRACE_NS);
         loop {
             let Progress { joined, failed, .. } = progress(crews);
+            let now = now_ns();
+            if joined + failed > seen {
+                (seen, seen_ns) = (joined + failed, now);
+            }
             self.bar.set_position(joined);
             self.look();
-            if joined + failed >= viewers || now_ns() >= deadline || self.died.is_some() {
+            if seen >= viewers || now >= end_ns.min(seen_ns + JOIN_GRACE_NS) || self.died.is_some() {
                 return;
             }
             kernel::nap(LOOK);

@@ -7,7 +7,8 @@ use serde_json::json;
 use std::fs;
 use std::process::ExitCode;
 
-use super::args::IdleArgs;
+use super::args::{FanoutArgs, IdleArgs};
+use super::bare::Sender;
 use super::fanout::{self, Failure};
 use super::kernel::now_ns;
 use super::meter::Meter;
@@ -15,21 +16,21 @@ use super::report::counts_settle_s;
 use super::{AUDIT_FAILED, fail};
 
 /// What was found.
-struct Found {
+pub(super) struct Found {
     joined: u64,
-    failed: u64,
+    pub(super) failed: u64,
     join_ns: u64,
     join_cpu_ns: Option<u64>,
     stay_ns: u64,
     stay_cpu_ns: Option<u64>,
     user_bytes: Option<f64>,
     kernel_bytes: Option<f64>,
-    died: Option<String>,
+    pub(super) died: Option<String>,
 }
 
 /// Prints what was found: 0 when everybody joined and stayed, 1 when not.
 pub(super) fn run(args: &IdleArgs) -> ExitCode {
-    match hold(args) {
+    match hold(args, None) {
         Ok(found) => {
             found.print();
             if args.start.json {
@@ -41,8 +42,12 @@ pub(super) fn run(args: &IdleArgs) -> ExitCode {
     }
 }
 
-fn hold(args: &IdleArgs) -> Result<Found, Failure> {
-    let fanout_args = args.as_fanout();
+/// Lets everybody join, and stay for as long as is asked for; `bare` takes them in the place of the node.
+///
+/// # Errors
+/// There is nobody to join, or the viewers cannot be launched.
+pub(super) fn hold(args: &IdleArgs, bare: Option<Sender>) -> Result<Found, Failure> {
+    let fanout_args = FanoutArgs { bare, ..args.as_fanout() };
     let mut stage = fanout::open(&fanout_args)?;
     let meter = stage.meter();
     let cpu = || meter.and_then(Meter::cpu_ns);
@@ -86,7 +91,8 @@ fn kernel_kib() -> Option<f64> {
 }
 
 impl Found {
-    fn join_us(&self) -> f64 {
+    /// Microseconds of server CPU a join; no number where the server's CPU cannot be read.
+    pub(super) fn join_us(&self) -> f64 {
         self.join_cpu_ns.map_or(f64::NAN, |cpu| cpu as f64 / 1e3 / self.joined.max(1) as f64)
     }
 

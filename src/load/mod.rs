@@ -58,7 +58,7 @@ mod worker;
 pub use args::LoadArgs;
 pub use watch::WatchArgs;
 
-use args::{IdleArgs, Scenario};
+use args::{IdleArgs, Scenario, StormArgs};
 use fanout::Failure;
 use std::process::ExitCode;
 
@@ -89,7 +89,10 @@ pub fn run(args: LoadArgs) -> ExitCode {
         Some(Scenario::Fanout(args)) => args,
         Some(Scenario::Max(args)) => return max::run(&args),
         Some(Scenario::Burst(args)) => return max::run_bursts(&args),
-        Some(Scenario::Storm(args)) => return idle::run(&IdleArgs { seconds: 0, ..args }),
+        Some(Scenario::Storm(StormArgs { idle, floor })) => {
+            let storm = IdleArgs { seconds: 0, ..idle };
+            return floor.map_or_else(|| idle::run(&storm), |rounds| floor::run_storm(&storm, rounds));
+        }
         Some(Scenario::Idle(args)) => return idle::run(&args),
         Some(Scenario::Sunday(args)) => return sunday::run(&args),
         None => {
@@ -98,7 +101,7 @@ pub fn run(args: LoadArgs) -> ExitCode {
         }
     };
     if let Some(rounds) = args.floor {
-        return floor::run(&args, rounds);
+        return floor::run_fanout(&args, rounds);
     }
     match fanout::conduct(&args) {
         Ok(report) => {

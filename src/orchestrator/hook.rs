@@ -15,8 +15,8 @@ use crate::base::{AppId, Gauge, Now, ShardId, Ulid};
 use crate::post::letters::{Draft, ToShard};
 use crate::wire::event::EventKind;
 use crate::wire::hook::Verdict;
+use crate::wire::json::{put_number, put_string};
 use crate::wire::problem::Problem;
-use crate::wire::sealed::{put_number, put_string};
 use crate::wire::topic::Topic;
 
 /// How soon a retraction that found no place is tried again, in milliseconds.

@@ -10,8 +10,8 @@ use crate::admission::AppOptions;
 use crate::admission::auth::Speaker;
 use crate::base::Now;
 use crate::post::presence::{Audience, Present, ToPresence};
+use crate::wire::json::{put_number, put_string};
 use crate::wire::problem::Problem;
-use crate::wire::sealed::{put_number, put_string};
 use crate::wire::topic::Topic;
 
 /// How long the partition shard has, in milliseconds.

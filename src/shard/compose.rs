@@ -11,10 +11,10 @@ use crate::post::letters::{Draft, Identity, Page, Range, ToOrchestrator};
 use crate::shard::join::no_right;
 use crate::wire::command::PostBody;
 use crate::wire::event::EventKind;
-use crate::wire::http::show_epoch;
+use crate::wire::json::{put_json, put_number, put_string};
+use crate::wire::position::show_epoch;
 use crate::wire::problem::Problem;
 use crate::wire::reply;
-use crate::wire::sealed::{put_json, put_number, put_string};
 use crate::wire::topic::Topic;
 
 /// Events of one page at the most.

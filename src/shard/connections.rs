@@ -13,8 +13,8 @@ use crate::fanout::client::{Client, Phase, Sub};
 use crate::fanout::index::TopicNo;
 use crate::post::connections::{Connection, Connections, ConnectionsAsk};
 use crate::post::letters::ToOrchestrator;
+use crate::wire::json::{put_number, put_string};
 use crate::wire::problem::Problem;
-use crate::wire::sealed::{put_number, put_string};
 use crate::wire::topic::Scope;
 
 const LIMIT_DEFAULT: u32 = 100;

@@ -7,6 +7,7 @@
 
 mod alarm;
 mod audience;
+mod batch;
 mod changing;
 mod channel;
 mod compose;
@@ -21,17 +22,18 @@ mod presence;
 mod receive;
 mod report;
 mod request;
+mod sent;
 mod subscribe;
 mod sweep;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+pub use batch::{Send, SendBatch, SendResult, Source};
 pub use deliver::Interest;
 pub use join::Origin;
 pub use options::ShardOptions;
 pub use request::{ApiAnswer, ApiRequest, Outcome};
-pub use write::{Send, SendBatch, SendResult, Source};
 
 use crate::admission::Apps;
 use crate::admission::blocklist::Blocklist;

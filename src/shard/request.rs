@@ -13,9 +13,10 @@ use crate::admission::rate::Rate;
 use crate::base::{Now, Ulid};
 use crate::post::letters::{Page, Posted, ToOrchestrator};
 use crate::wire::command::is_object;
-use crate::wire::http::{bearer, path_name, show_epoch};
+use crate::wire::http::{bearer, path_name};
+use crate::wire::json::{put_number, put_string};
+use crate::wire::position::show_epoch;
 use crate::wire::problem::Problem;
-use crate::wire::sealed::{put_number, put_string};
 use crate::wire::topic::{Scope, Topic};
 
 /// A request of the API.

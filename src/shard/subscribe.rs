@@ -14,7 +14,7 @@ use crate::fanout::index::TopicNo;
 use crate::post::letters::{Range, ToOrchestrator};
 use crate::wire::close::Closing;
 use crate::wire::event::KindSet;
-use crate::wire::http::Since;
+use crate::wire::position::Since;
 use crate::wire::problem::Problem;
 use crate::wire::reply;
 use crate::wire::topic::{Scope, Topic};

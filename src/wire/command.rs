@@ -10,7 +10,8 @@ use serde_json::value::RawValue;
 
 use super::any_json::AnyJson;
 use super::event::{EventKind, KindSet};
-use super::http::{Since, parse_epoch, parse_filter};
+use super::filter::parse_filter;
+use super::position::{Since, parse_epoch};
 use super::presence::{PresenceState, STATUS_TEXT_BYTES_MAX, Status};
 use crate::base::{Name, Ulid};
 

@@ -7,9 +7,10 @@
 use std::borrow::Cow;
 
 use super::close::Closing;
-use super::http::show_epoch;
+use super::json::put_number;
+use super::position::show_epoch;
 use super::scan::lines;
-use super::sealed::{Sealed, put_number};
+use super::sealed::Sealed;
 
 /// The forms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,7 +80,7 @@ impl Dialect {
         out.extend_from_slice(b"event: close\ndata: {\"code\":");
         put_number(&mut out, u64::from(advice.code));
         out.extend_from_slice(b",\"reason\":");
-        super::sealed::put_string(&mut out, &advice.reason);
+        super::json::put_string(&mut out, &advice.reason);
         out.extend_from_slice(b"}\n\n");
         out
     }

@@ -7,66 +7,10 @@
 //!
 //! It does not matter how the bytes were cut on their way: the same bytes give the same heads, bodies and end.
 
-use super::http::{HEAD_BYTES_MAX, HEAD_FIELDS_MAX, begins_upgrade, has_token};
+use super::chunks::{Chunks, Verdict};
+use super::head::HeadScan;
+use super::http::{HEAD_FIELDS_MAX, begins_upgrade, has_token};
 use super::problem::Problem;
-
-/// What one chunk's size may be followed by, in bytes; nobody who is known sends any.
-const EXTENSION_BYTES_MAX: u16 = 256;
-/// Hexadecimal digits of a chunk's size: 4 GiB, which no body may have by far.
-const SIZE_DIGITS_MAX: u8 = 8;
-
-/// Bytes that are looked at in one step.
-const TEXT_BLOCK: usize = 16;
-
-/// Looks for the end of a head in a buffer that grows, each byte once however they arrive, and sees what no line of a
-/// head may hold.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct HeadScan {
-    scanned: usize,
-}
-
-impl HeadScan {
-    /// Where the head ends (the index after its empty line), if it has come.
-    ///
-    /// # Errors
-    /// 400 for a CR or LF that stands alone and for other control characters, 431 beyond [`HEAD_BYTES_MAX`]; each as
-    /// soon as the byte has come.
-    pub fn find(&mut self, buffer: &[u8]) -> Result<Option<usize>, Problem> {
-        loop {
-            self.skip_text(buffer);
-            let Some(&byte) = buffer.get(self.scanned) else { return Ok(None) };
-            if self.scanned >= HEAD_BYTES_MAX {
-                let detail = format!("a request head has at most {HEAD_BYTES_MAX} bytes");
-                return Err(Problem::new(431, "head_too_large", detail));
-            }
-            let after_cr = self.scanned > 0 && buffer[self.scanned - 1] == b'\r';
-            match byte {
-                b'\n' if after_cr => {
-                    if self.scanned >= 3 && buffer[self.scanned - 3..self.scanned] == *b"\r\n\r" {
-                        return Ok(Some(self.scanned + 1));
-                    }
-                }
-                b'\n' => return Err(bad("bare_line_end", "a line of a head ends with CR LF, not with LF alone")),
-                _ if after_cr => return Err(bad("bare_line_end", "a CR in a head is followed by LF")),
-                b'\r' | b'\t' | 0x20..=0x7E | 0x80.. => {}
-                _ => return Err(bad("control_character", format!("a head holds no character {byte:#04x}"))),
-            }
-            self.scanned += 1;
-        }
-    }
-
-    /// Passes over what may stand anywhere in a line, a block at a time: nearly all of a head is that.
-    fn skip_text(&mut self, buffer: &[u8]) {
-        // What follows a CR is not free.
-        while self.scanned + TEXT_BLOCK <= HEAD_BYTES_MAX
-            && (self.scanned == 0 || buffer[self.scanned - 1] != b'\r')
-            && let Some(block) = buffer.get(self.scanned..).and_then(|rest| rest.first_chunk::<TEXT_BLOCK>())
-            && block.iter().fold(0, |found, byte| found | u8::from(byte.is_ascii_control())) == 0
-        {
-            self.scanned += TEXT_BLOCK;
-        }
-    }
-}
 
 /// What follows a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -313,90 +257,6 @@ fn check(head: &[u8]) -> Result<(Body, bool), Problem> {
     Ok((body, connection("close") || (request.version == Some(0) && !connection("keep-alive"))))
 }
 
-/// Where in a chunked body the next byte stands (RFC 9112 §7.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    Size { digits: u8 },
-    Extension { bytes: u16 },
-    SizeLf,
-    Data,
-    DataCr,
-    DataLf,
-    TrailerLine { empty: bool },
-    TrailerLf { empty: bool },
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Chunks {
-    at: At,
-    /// Of the chunk, still to come.
-    left: u64,
-    trailer_bytes: usize,
-}
-
-impl Default for Chunks {
-    fn default() -> Self {
-        Self { at: At::Size { digits: 0 }, left: 0, trailer_bytes: 0 }
-    }
-}
-
-enum Verdict {
-    More,
-    End,
-    Torn,
-}
-
-impl Chunks {
-    /// Reads on; how many bytes are good, and what then.
-    fn take(&mut self, bytes: &[u8]) -> (usize, Verdict) {
-        let mut taken = 0;
-        while let Some(&byte) = bytes.get(taken) {
-            if self.at == At::Data {
-                let data = (bytes.len() - taken).min(usize::try_from(self.left).unwrap_or(usize::MAX));
-                self.left -= data as u64;
-                taken += data;
-                if self.left == 0 {
-                    self.at = At::DataCr;
-                }
-                continue;
-            }
-            let Some(next) = self.step(byte) else { return (taken, Verdict::Torn) };
-            taken += 1;
-            if self.at == (At::TrailerLf { empty: true }) {
-                return (taken, Verdict::End);
-            }
-            self.at = next;
-        }
-        (taken, Verdict::More)
-    }
-
-    fn step(&mut self, byte: u8) -> Option<At> {
-        Some(match (self.at, byte) {
-            (At::Size { digits }, _) if byte.is_ascii_hexdigit() && digits < SIZE_DIGITS_MAX => {
-                let digit = u64::from(char::from(byte).to_digit(16)?);
-                self.left = self.left * 16 + digit;
-                At::Size { digits: digits + 1 }
-            }
-            (At::Size { digits: 1.. } | At::Extension { .. }, b'\r') => At::SizeLf,
-            (At::Size { digits: 1.. }, b';') => At::Extension { bytes: 0 },
-            (At::Extension { bytes }, b'\t' | 0x20..=0x7E) if bytes < EXTENSION_BYTES_MAX => {
-                At::Extension { bytes: bytes + 1 }
-            }
-            (At::SizeLf, b'\n') if self.left == 0 => At::TrailerLine { empty: true },
-            (At::SizeLf, b'\n') => At::Data,
-            (At::DataCr, b'\r') => At::DataLf,
-            (At::DataLf, b'\n') => At::Size { digits: 0 },
-            (At::TrailerLine { empty }, b'\r') => At::TrailerLf { empty },
-            (At::TrailerLine { .. }, b'\t' | 0x20..=0x7E | 0x80..) if self.trailer_bytes < HEAD_BYTES_MAX => {
-                self.trailer_bytes += 1;
-                At::TrailerLine { empty: false }
-            }
-            (At::TrailerLf { .. }, b'\n') => At::TrailerLine { empty: true },
-            _ => return None,
-        })
-    }
-}
-
 fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
     Problem::new(400, code, detail)
 }
@@ -404,6 +264,7 @@ fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::http::HEAD_BYTES_MAX;
 
     /// What leaves, and why it stops.
     fn through(bytes: &[u8]) -> (Vec<u8>, Option<Stop>) {
@@ -515,38 +376,11 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_comes_at_once_and_one_that_comes_byte_by_byte_are_read_alike() {
-        // Byte by byte there is never a block to pass over.
-        let byte_by_byte = |head: &[u8]| {
-            let mut scan = HeadScan::default();
-            let steps = (1..=head.len()).map(|cut| scan.find(&head[..cut]));
-            steps.into_iter().find(|step| !matches!(step, Ok(None))).unwrap_or(Ok(None))
-        };
-        let line = [&b"GET / HTTP/1.1\r\nHost: h\r\nX: "[..], &[b'x'; 50], b"\r\n\r\nand more"].concat();
-        for at in 0..line.len() {
-            for byte in 0..=255 {
-                let mut head = line.clone();
-                head[at] = byte;
-                assert_eq!(HeadScan::default().find(&head), byte_by_byte(&head), "{byte:#04x} at {at}");
-            }
-        }
-        for bytes in HEAD_BYTES_MAX - 40..HEAD_BYTES_MAX + 40 {
-            let head = vec![b'x'; bytes];
-            assert_eq!(HeadScan::default().find(&head), byte_by_byte(&head), "{bytes} bytes");
-        }
-    }
-
-    #[test]
     fn a_head_has_a_limit() {
         let mut framing = Framing::default();
         framing.feed(&[b'x'; HEAD_BYTES_MAX]);
         assert!(framing.stopped().is_none());
         framing.feed(b"x");
         assert!(matches!(framing.stopped(), Some(Stop::Refused(problem)) if problem.status == 431));
-        let mut scan = HeadScan::default();
-        let head = b"GET / HTTP/1.1\r\nHost: h\r\n\r\nrest";
-        for cut in 0..head.len() {
-            assert_eq!(scan.find(&head[..cut]).unwrap(), (cut >= 27).then_some(27), "{cut}");
-        }
     }
 }

@@ -6,8 +6,10 @@
 //! `Connection` lines and tokens cut by tabs, which proxies send.
 
 pub use super::dialect::Dialect;
-use super::event::{EventKind, KindSet};
+use super::event::KindSet;
+use super::filter::parse_filter;
 use super::framing::{body_of, read_request};
+use super::position::{Since, parse_epoch, parse_position};
 use super::problem::Problem;
 use crate::base::Name;
 use tungstenite::handshake::derive_accept_key;
@@ -16,19 +18,8 @@ use tungstenite::handshake::derive_accept_key;
 pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// The most header fields; more are 431.
 pub const HEAD_FIELDS_MAX: usize = 64;
-/// The most event types in one `filter`.
-const FILTER_KINDS_MAX: usize = 32;
 /// The most tags of one connection, as many as a token carries.
 pub const TAGS_MAX: usize = 16;
-
-/// Where a reader was when it left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Since {
-    /// The numbering.
-    pub epoch: u64,
-    /// The last seq it has.
-    pub seq: u64,
-}
 
 /// What an upgrade asks for; its handshake is right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -237,16 +228,6 @@ fn check_stream(request: &httparse::Request<'_, '_>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Reads `epoch:seq`, the id of an event in a stream.
-fn parse_position(text: &str) -> Result<Since, Problem> {
-    let parsed =
-        text.trim().split_once(':').and_then(|(epoch, seq)| Some((parse_epoch(epoch).ok()?, seq.parse().ok()?)));
-    match parsed {
-        Some((epoch, seq)) => Ok(Since { epoch, seq }),
-        None => Err(bad("bad_position", format!("Last-Event-ID {text:?} is not `epoch:seq`"))),
-    }
-}
-
 /// 16 bytes in base64 are 22 characters and two equals signs (RFC 6455 §4.1).
 fn is_nonce(key: &str) -> bool {
     key.strip_suffix("==").is_some_and(|digits| {
@@ -326,50 +307,6 @@ fn parse_tags(text: &str) -> Result<Vec<Name>, Problem> {
     Ok(tags)
 }
 
-/// Reads an epoch as [`show_epoch`] writes it.
-///
-/// # Errors
-/// 400 if it is not 1 to 16 hexadecimal digits.
-pub fn parse_epoch(text: &str) -> Result<u64, Problem> {
-    if text.is_empty() || text.len() > 16 {
-        return Err(bad("bad_epoch", format!("epoch {text:?} is not 16 hexadecimal digits")));
-    }
-    u64::from_str_radix(text, 16).map_err(|_| bad("bad_epoch", format!("epoch {text:?} is not 16 hexadecimal digits")))
-}
-
-/// An epoch as clients see it: opaque text, for a number of 64 bits does not survive JavaScript.
-#[must_use]
-pub fn show_epoch(epoch: u64) -> String {
-    format!("{epoch:016x}")
-}
-
-/// The types that a filter lets through: names, or `prefix.*`.
-///
-/// # Errors
-/// 400, naming what is not in the registry.
-pub fn parse_filter<'t>(parts: impl Iterator<Item = &'t str>) -> Result<KindSet, Problem> {
-    let mut set = KindSet::default();
-    for (i, part) in parts.map(str::trim).filter(|part| !part.is_empty()).enumerate() {
-        if i >= FILTER_KINDS_MAX {
-            return Err(bad("bad_filter", format!("a filter names at most {FILTER_KINDS_MAX} types")));
-        }
-        let before = set;
-        let prefix = part.strip_suffix('*');
-        for row in super::event::REGISTRY {
-            if prefix.map_or(row.name == part, |prefix| prefix.ends_with('.') && row.name.starts_with(prefix)) {
-                set.insert(row.kind);
-            }
-        }
-        if part.starts_with("custom.") {
-            set.insert(EventKind::Custom);
-        }
-        if set == before && !matches!(EventKind::parse(part), Ok(kind) if set.contains(kind)) {
-            return Err(bad("bad_filter", format!("filter {part:?} names no event type")));
-        }
-    }
-    Ok(set)
-}
-
 fn read_dialects(fields: &[httparse::Header<'_>], upgrade: &mut Upgrade) -> Result<(), Problem> {
     let mut offered = 0;
     let mut chosen = None;
@@ -418,6 +355,7 @@ fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::event::EventKind;
 
     fn head(fields: &str) -> Vec<u8> {
         format!(
@@ -544,13 +482,5 @@ mod tests {
     fn other_paths_are_for_the_api() {
         assert_eq!(parse_head(b"GET /v1/demo/channels/x/messages HTTP/1.1\r\nHost: h\r\n\r\n"), Ok(Head::Other));
         assert_eq!(parse_head(b"GET /healthz HTTP/1.0\r\n\r\n"), Ok(Head::Other));
-    }
-
-    #[test]
-    fn filters() {
-        assert_eq!(parse_filter("nonsense".split(',')).unwrap_err().code, "bad_filter");
-        assert_eq!(parse_filter("mess*".split(',')).unwrap_err().code, "bad_filter");
-        let set = parse_filter("message.new,message.new".split(',')).unwrap();
-        assert!(set.contains(EventKind::MessageNew) && !set.contains(EventKind::MessageUpdated));
     }
 }

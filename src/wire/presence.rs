@@ -87,7 +87,7 @@ pub fn viewers_event(topic: Topic, connections: u64, users: u64, one_by_one: boo
 mod tests {
     use super::*;
     use crate::base::Name;
-    use crate::wire::sealed::put_json;
+    use crate::wire::json::put_json;
     use crate::wire::topic::{Scope, TopicHasher};
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::sealed::{put_number, put_string};
+use super::json::{put_number, put_string};
 
 /// A refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]

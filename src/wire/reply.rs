@@ -2,8 +2,8 @@
 
 use super::event::EventKind;
 use super::frame::{HEADER_BYTES_MAX, Opcode, put_header};
-use super::http::show_epoch;
-use super::sealed::{put_number, put_string};
+use super::json::{put_number, put_string};
+use super::position::show_epoch;
 use crate::base::Ulid;
 
 /// Writes one JSON object, member by member.

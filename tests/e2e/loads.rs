@@ -59,6 +59,34 @@ fn a_sunday_delivers_messages_typing_and_custom_events_while_viewers_come_and_go
 }
 
 #[test]
+fn the_floor_takes_the_same_joins_and_posts_as_the_node() {
+    let storm = report(&["storm", "--viewers", "150", "--channels", "3", "--floor", "1", "--json"]);
+    let fanout = report(&[
+        "fanout",
+        "--viewers",
+        "50",
+        "--rate",
+        "20",
+        "--ephemeral",
+        "--seconds",
+        "1",
+        "--floor",
+        "1",
+        "--json",
+    ]);
+    for (report, unit, names) in [
+        (&storm, "µs/join", &["node", "bare accept"][..]),
+        (&fanout, "ns/delivery", &["node", "plain send loop", "batched io_uring"][..]),
+    ] {
+        assert_eq!((&report["unit"], &report["faults"]), (&Value::from(unit), &Value::Array(Vec::new())), "{report}");
+        let rows = report["floor"].as_array().unwrap();
+        let found: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+        assert_eq!(found, names);
+        assert!(rows.iter().all(|row| row["rounds"][0].as_f64().unwrap() > 0.0), "{report}");
+    }
+}
+
+#[test]
 fn a_load_that_makes_no_sense_says_why_and_loads_nobody() {
     for (words, why) in [
         (&["sunday", "--scenario", "nowhere.toml"][..], "nowhere.toml"),

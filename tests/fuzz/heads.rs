@@ -1,7 +1,10 @@
 //! Heads of requests, where requests end, headers of proxies, and positions to resume from.
 
-use ringcast::wire::framing::{Framing, HeadScan, Stop};
-use ringcast::wire::http::{HEAD_BYTES_MAX, Head, parse_epoch, parse_filter, parse_head, show_epoch};
+use ringcast::wire::filter::parse_filter;
+use ringcast::wire::framing::{Framing, Stop};
+use ringcast::wire::head::HeadScan;
+use ringcast::wire::http::{HEAD_BYTES_MAX, Head, parse_head};
+use ringcast::wire::position::{parse_epoch, show_epoch};
 use ringcast::wire::{forwarded, proxy};
 
 use crate::{Target, run};

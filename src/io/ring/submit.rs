@@ -14,7 +14,7 @@ use super::slots::{ENDING, HALF, POLL_IN, POLL_OUT, SHUTTING};
 use super::tag::{self, Op};
 use super::{SocketId, SocketRing};
 
-/// The most sends in one submit: more is no cheaper, and keeps reads and timers waiting.
+/// The most sends in one submit: 256 save 3 % more (perf/METHOD.md, section 8), and would keep reads and timers waiting for 2 ms.
 pub const SENDS_A_SUBMIT: usize = 64;
 
 /// The longest slice; the kernel cuts a longer one silently.

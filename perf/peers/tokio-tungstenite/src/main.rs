@@ -1,4 +1,7 @@
 //! A broadcaster with tokio-tungstenite on one thread: a task a viewer, a broadcast a channel, posts on the same port.
+//!
+//! Two ways to write: all that waits for a viewer in one go, or, with the word `send`, each text by itself, as the
+//! library's own examples do.
 
 use futures_util::{SinkExt, StreamExt};
 use std::collections::HashMap;
@@ -29,27 +32,28 @@ impl Channels {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> io::Result<()> {
-    let port = std::env::args().nth(1).and_then(|port| port.parse().ok()).expect("usage: peer PORT");
+    let port = std::env::args().nth(1).and_then(|port| port.parse().ok()).expect("usage: peer PORT [send]");
+    let together = std::env::args().nth(2).as_deref() != Some("send");
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let channels = Channels::default();
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
-        tokio::spawn(serve(stream, channels.clone()));
+        tokio::spawn(serve(stream, channels.clone(), together));
     }
 }
 
-async fn serve(stream: TcpStream, channels: Channels) {
+async fn serve(stream: TcpStream, channels: Channels, together: bool) {
     let _ = stream.set_nodelay(true);
     let mut first = [0];
     match stream.peek(&mut first).await {
         Ok(1) if first == *b"P" => drop(take_posts(stream, channels).await),
-        Ok(1) => watch(stream, channels).await,
+        Ok(1) => watch(stream, channels, together).await,
         _ => {}
     }
 }
 
 /// One viewer, until it goes or falls too far behind.
-async fn watch(stream: TcpStream, channels: Channels) {
+async fn watch(stream: TcpStream, channels: Channels, together: bool) {
     // Viewers say little, so they need no large buffer to read into.
     let config = WebSocketConfig::default().read_buffer_size(4_096);
     let mut name = String::new();
@@ -66,10 +70,12 @@ async fn watch(stream: TcpStream, channels: Channels) {
                     Ok(text) => Some(text),
                     Err(RecvError::Lagged(_) | RecvError::Closed) => return,
                 };
-                // All that waits goes out in one write.
                 while let Some(text) = next {
                     if socket.feed(Message::Text(text)).await.is_err() {
                         return;
+                    }
+                    if !together {
+                        break;
                     }
                     next = match texts.try_recv() {
                         Ok(text) => Some(text),

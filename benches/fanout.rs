@@ -8,6 +8,7 @@ use ringcast::base::{Account, Class, Name};
 use ringcast::fanout::index::{Index, IndexOptions, TopicNo};
 use ringcast::fanout::outbox::{Entry, Outbox, Popped, Verdict};
 use ringcast::fanout::score::OutboxOptions;
+use ringcast::fanout::tick_no::TickNo;
 use ringcast::wire::event::EventKind;
 use ringcast::wire::topic::{Scope, Topic, TopicHasher};
 use std::hint::black_box;
@@ -28,8 +29,11 @@ fn topics(from: usize) -> Vec<Topic> {
 fn index(criterion: &mut Criterion) {
     let (here, elsewhere) = (topics(0), topics(TOPICS));
     let mut index = Index::new(IndexOptions::default());
-    let numbers: Vec<TopicNo> =
-        here.iter().enumerate().map(|(i, topic)| index.subscribe(topic, 0, i as u32, 0).unwrap().topic).collect();
+    let numbers: Vec<TopicNo> = here
+        .iter()
+        .enumerate()
+        .map(|(i, topic)| index.subscribe(topic, 0, i as u32, TickNo::FIRST).unwrap().topic)
+        .collect();
     let mut group = criterion.benchmark_group("index");
     group.throughput(Throughput::Elements(1));
 
@@ -80,7 +84,7 @@ fn growth(criterion: &mut Criterion) {
             || Index::new(IndexOptions::default()),
             |mut index| {
                 for (i, topic) in here.iter().enumerate() {
-                    assert!(index.subscribe(topic, 0, i as u32, 0).unwrap().new_topic);
+                    assert!(index.subscribe(topic, 0, i as u32, TickNo::FIRST).unwrap().new_topic);
                 }
                 assert_eq!(index.gauge(Scope::Channel).used, TOPICS as u64);
                 index

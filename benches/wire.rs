@@ -6,6 +6,7 @@ use std::hint::black_box;
 use criterion::{Criterion, criterion_group, criterion_main};
 use ringcast::base::{Name, Ulid};
 use ringcast::fanout::tick::Tick;
+use ringcast::fanout::tick_no::TickNo;
 use ringcast::wire::event::EventKind;
 use ringcast::wire::sealed::{Event, Sealed};
 use ringcast::wire::socket::{Codec, ContextPool, Fed, SocketLimits};
@@ -61,7 +62,7 @@ fn tick(c: &mut Criterion) {
                 for _ in 0..events {
                     tick.append(black_box(&sealed), 0, 0, true, 128 * 1_024);
                 }
-                let frozen = tick.freeze(1, "race-42", &[]);
+                let frozen = tick.freeze(TickNo::FIRST, "race-42", &[]);
                 assert_eq!(frozen.json.ends.len(), events);
                 frozen
             });

@@ -66,12 +66,24 @@ impl TokenKey {
     }
 }
 
+/// A NumericDate (RFC 7519 §2): seconds, perhaps with a fraction, which does not count.
+#[derive(Clone, Copy, Serialize)]
+struct Seconds(u64);
+
+impl<'de> Deserialize<'de> for Seconds {
+    fn deserialize<D: serde::Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
+        let number = serde_json::Number::deserialize(source)?;
+        let whole = number.as_u64().or_else(|| number.as_f64().filter(|seconds| *seconds >= 0.0).map(|it| it as u64));
+        whole.map(Self).ok_or_else(|| serde::de::Error::custom("a time lies behind 1970"))
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Claims {
     sub: String,
-    exp: u64,
+    exp: Seconds,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    nbf: Option<u64>,
+    nbf: Option<Seconds>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -139,11 +151,11 @@ pub fn check_token(app: &AppOptions, token: &str, now_wall_ms: u64) -> Result<Id
             decode::<Claims>(token, &key.key, &validation).ok().map(|data| data.claims)
         })
         .ok_or_else(bad)?;
-    let expires_ms = claims.exp.saturating_mul(1_000);
+    let expires_ms = claims.exp.0.saturating_mul(1_000);
     if expires_ms <= now_wall_ms {
         return Err(unauthorised("token_expired", "the token has expired"));
     }
-    if claims.nbf.is_some_and(|nbf| nbf.saturating_mul(1_000) > now_wall_ms) {
+    if claims.nbf.is_some_and(|nbf| nbf.0.saturating_mul(1_000) > now_wall_ms) {
         return Err(unauthorised("token_not_yet_valid", "the token is not valid yet"));
     }
     let user = Name::new(&claims.sub).map_err(|error| unauthorised("bad_subject", format!("sub: {error}")))?;
@@ -153,19 +165,18 @@ pub fn check_token(app: &AppOptions, token: &str, now_wall_ms: u64) -> Result<Id
         return Err(unauthorised("too_many_tags", format!("a token carries at most {TAGS_MAX} tags")));
     }
     let can = |right: &str| claims.can.as_ref().is_none_or(|rights| rights.iter().any(|r| r == right));
-    if !can("read") {
-        return Err(Problem::new(403, "no_right_to_read", "the token does not allow reading"));
-    }
     Ok(Identity {
         user,
         name: claims.name.clone().unwrap_or_default(),
+        read: can("read"),
         write: can("write"),
         react: can("react"),
         typing: can("type"),
         custom: can("custom"),
-        channels: claims.channels.clone().unwrap_or_default(),
+        channels: claims.channels.clone(),
         tags,
         expires_ms,
+        banned: Vec::new(),
     })
 }
 
@@ -177,7 +188,7 @@ pub fn make_token(secret: &[u8], sub: &str, name: Option<&str>, expires_s: u64) 
     Name::new(sub).map_err(|error| format!("sub {sub:?}: {error}"))?;
     let claims = Claims {
         sub: sub.into(),
-        exp: expires_s,
+        exp: Seconds(expires_s),
         nbf: None,
         name: name.map(Into::into),
         channels: None,
@@ -189,7 +200,7 @@ pub fn make_token(secret: &[u8], sub: &str, name: Option<&str>, expires_s: u64) 
 }
 
 fn unauthorised(code: &'static str, detail: impl Into<String>) -> Problem {
-    Problem::new(401, code, detail).with_header("www-authenticate", "Bearer")
+    Problem::new(401, code, detail)
 }
 
 #[cfg(test)]
@@ -241,7 +252,7 @@ MCowBQYDK2VwAyEAtOWwYj7S1P9b2cmLpyTQ5+c11FHBjADetnvdnGDMV3E=
         ];
         let claims = |sub: &str| Claims {
             sub: sub.into(),
-            exp: 9_999,
+            exp: Seconds(9_999),
             nbf: None,
             name: None,
             channels: None,
@@ -286,14 +297,20 @@ MCowBQYDK2VwAyEAtOWwYj7S1P9b2cmLpyTQ5+c11FHBjADetnvdnGDMV3E=
         let identity = Identity {
             user: Name::new("u").unwrap(),
             name: String::new(),
+            read: true,
             write: true,
             react: true,
             typing: true,
             custom: true,
-            channels: vec!["race-*".into(), "lobby".into()],
+            channels: Some(vec!["race-*".into(), "lobby".into()]),
             tags: Vec::new(),
             expires_ms: 0,
+            banned: vec![("a".into(), Some(2)), ("b".into(), None)],
         };
         assert!(identity.may_touch("race-42") && identity.may_touch("lobby") && !identity.may_touch("lobby2"));
+        assert!(!Identity { channels: Some(Vec::new()), ..identity.clone() }.may_touch("lobby"), "none is not all");
+        assert!(Identity { channels: None, ..identity.clone() }.may_touch("lobby2"));
+        let banned = |now| ["a", "b", "c"].map(|channel| identity.is_banned(channel, now));
+        assert_eq!((banned(1), banned(2)), ([true, true, false], [false, true, false]));
     }
 }

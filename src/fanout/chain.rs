@@ -7,7 +7,7 @@
 /// No slot. It lies outside every slab, so looking it up finds nothing.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// The memory of a slab begins with room for so many slots.
+/// With its second slot a slab gets room for so many.
 const SLOTS_MIN: usize = 16;
 
 /// The kinds of chain a slot can hang on.
@@ -75,9 +75,12 @@ impl<V> Slab<V> {
             *slot = Slot { value: Some(value), links };
             return at;
         }
-        if self.slots.is_empty() {
-            // Who falls behind by one event mostly falls behind by more: the small steps of growth are left out.
-            self.slots.reserve(SLOTS_MIN);
+        match self.slots.len() {
+            // One event waits for everybody at once when a node goes away.
+            0 => self.slots.reserve_exact(1),
+            // Who falls behind by two mostly falls behind by more: the small steps of growth are left out.
+            1 => self.slots.reserve(SLOTS_MIN - 1),
+            _ => {}
         }
         self.slots.push(Slot { value: Some(value), links });
         (self.slots.len() - 1) as u32

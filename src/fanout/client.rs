@@ -4,11 +4,14 @@
 //! unfinished goes first and is never evicted; the account gains `written` only when the kernel has taken a frame
 //! whole.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use super::gap::Gap;
 use super::index::TopicNo;
 use super::outbox::{Outbox, Popped};
+use super::score::OutboxOptions;
+use super::tick_no::TickNo;
 use crate::base::{Account, AppId, Class};
 use crate::post::letters::{AddressKey, Identity};
 use crate::post::presence::Stated;
@@ -22,19 +25,29 @@ use crate::wire::socket::Codec;
 /// What waits in an outbox.
 #[derive(Clone, Debug)]
 pub enum Payload {
-    /// An event, written in JSON.
+    /// An event.
     Event(Sealed),
     /// Bytes of this client's own.
     Own(Box<[u8]>),
 }
 
 impl Payload {
-    /// The frame.
+    /// What it takes of a queue, in bytes: the length of the JSON frame, or of the client's own.
     #[must_use]
-    pub fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> usize {
         match self {
-            Self::Event(sealed) => sealed.json_frame(),
-            Self::Own(bytes) => bytes,
+            Self::Event(sealed) => sealed.json_frame().len(),
+            Self::Own(bytes) => bytes.len(),
+        }
+    }
+
+    /// The frame. An event is brought into its form here and not when it is queued, so that it can be found in the queue
+    /// when it is taken back.
+    #[must_use]
+    pub fn frame(&self, dialect: Dialect) -> Cow<'_, [u8]> {
+        match self {
+            Self::Event(sealed) => dialect.event(sealed),
+            Self::Own(bytes) => Cow::Borrowed(bytes),
         }
     }
 }
@@ -140,7 +153,7 @@ impl Behind {
         while self.rest.unwritten().len() < bytes_max {
             match self.outbox.pop(now_ms, account) {
                 Some(Popped::Entry(entry)) => {
-                    self.rest.put(entry.payload.bytes(), Some(entry.kind.row().class));
+                    self.rest.put(&entry.payload.frame(dialect), Some(entry.kind.row().class));
                 }
                 Some(Popped::Gap(gap)) => {
                     let frame = reply::gap(&channel_name(gap.channel), gap.from_seq, gap.to_seq, &gap.dropped);
@@ -157,9 +170,9 @@ impl Behind {
     }
 
     /// Moves the answers that wait into the rest: the one that follows must not pass them.
-    pub fn fill_critical(&mut self, account: &mut Account) {
+    pub fn fill_critical(&mut self, dialect: Dialect, account: &mut Account) {
         while let Some(entry) = self.outbox.pop_critical(account) {
-            self.rest.put(entry.payload.bytes(), Some(Class::Critical));
+            self.rest.put(&entry.payload.frame(dialect), Some(Class::Critical));
         }
     }
 
@@ -172,6 +185,9 @@ impl Behind {
 
 /// The channel number of entries that are replies; no channel has it.
 pub const REPLY: u32 = u32::MAX;
+
+/// How often a stream hears something when it did not ask, in seconds: below the 30 s after which many proxies close.
+const STREAM_BEAT_S: u16 = 25;
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,7 +222,7 @@ pub enum SubState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begins {
     /// The tick that was open when it came; what is walked before it does not concern it.
-    pub tick: u32,
+    pub tick: TickNo,
     /// The first frame of that tick that concerns it.
     pub frame: u32,
     /// What the tick had no room for before it came: no loss of this member's.
@@ -246,10 +262,10 @@ pub struct Sub {
 impl Sub {
     /// How many frames of tick `number`, from the first on, do not concern it.
     #[must_use]
-    pub fn skipped(&self, number: u32) -> usize {
+    pub fn skipped(&self, number: TickNo) -> usize {
         match &self.begins {
             Some(begins) if begins.tick == number => begins.frame as usize,
-            Some(begins) if begins.tick > number => usize::MAX,
+            Some(begins) if begins.tick.is_after(number) => usize::MAX,
             _ => 0,
         }
     }
@@ -414,6 +430,23 @@ pub struct Client {
 }
 
 impl Client {
+    /// How often something is to be said, in seconds; 0 is never. A stream has no pings, so it is the only way to find out
+    /// that its peer is gone.
+    #[must_use]
+    pub fn beat_s(&self) -> u16 {
+        match (self.heartbeat_s, self.dialect) {
+            (0, Dialect::Sse) => STREAM_BEAT_S,
+            (asked, _) => asked,
+        }
+    }
+
+    /// As much lies in its rest as its queue may hold: nothing is added to it that can be read again later.
+    #[must_use]
+    pub fn holds_much(&self, options: &OutboxOptions) -> bool {
+        let rest = self.behind.as_ref().map_or(0, |behind| behind.rest.unwritten().len());
+        rest >= options.bytes_max as usize
+    }
+
     /// Its channels.
     pub fn subs(&self) -> impl Iterator<Item = &Sub> {
         self.first.iter().chain(self.more.as_slice())

@@ -17,6 +17,7 @@
 use super::filter::{Filter, FilterStats};
 use super::members::Members;
 pub use super::members::{Member, TOMBSTONE};
+use super::tick_no::TickNo;
 use crate::base::Gauge;
 use crate::wire::topic::{Scope, Topic};
 use hashbrown::HashTable;
@@ -39,7 +40,7 @@ pub struct IndexOptions {
 
 impl Default for IndexOptions {
     fn default() -> Self {
-        Self { channels_max: 65_536, users_max: 262_144, tags_max: 65_536, filter: true }
+        Self { channels_max: 65_536, users_max: 1_000_000, tags_max: 65_536, filter: true }
     }
 }
 
@@ -213,7 +214,7 @@ impl Index {
     ///
     /// # Errors
     /// The topic is new here and no further topic of its scope fits.
-    pub fn subscribe(&mut self, topic: &Topic, room: u32, client: u32, first_tick: u32) -> Result<Subscribed, Full> {
+    pub fn subscribe(&mut self, topic: &Topic, room: u32, client: u32, first_tick: TickNo) -> Result<Subscribed, Full> {
         let found = self.find(topic.scope, topic.hash, topic.app.as_str(), topic.name.as_str());
         let number = match found {
             Some(number) => number,
@@ -240,6 +241,13 @@ impl Index {
             self.remove(topic);
         }
         Unsubscribed { topic_gone, room_left: room_left.unwrap_or(0) }
+    }
+
+    /// No walk is under way and `tick` is the next: what members keep of older ticks is replaced by it.
+    pub fn renew(&mut self, topic: TopicNo, tick: TickNo) {
+        if let Some(Some(wanted)) = self.topics.get_mut(topic.0 as usize) {
+            wanted.members.renew(tick);
+        }
     }
 
     /// The places of a topic, tombstones included, for a walk; empty if the number is void.
@@ -381,8 +389,8 @@ mod tests {
     fn a_topic_lives_as_long_as_it_has_members() {
         let mut index = Index::new(IndexOptions::default());
         let race = topic(Scope::Channel, "race", 11);
-        let first = index.subscribe(&race, 4, 100, 1).unwrap();
-        let second = index.subscribe(&race, 5, 101, 2).unwrap();
+        let first = index.subscribe(&race, 4, 100, TickNo(1)).unwrap();
+        let second = index.subscribe(&race, 5, 101, TickNo(2)).unwrap();
         assert_eq!((first.new_topic, second.new_topic, second.position), (true, false, 1));
         assert_eq!(index.wanted(Scope::Channel, 11, || ("demo", "race")), Some(first.topic));
         assert_eq!(index.wanted(Scope::User, 11, || ("demo", "race")), None);
@@ -390,22 +398,23 @@ mod tests {
         let left = index.unsubscribe(first.topic, first.position);
         assert_eq!(left, Unsubscribed { topic_gone: false, room_left: 0 });
         assert_eq!(index.members(first.topic)[0].client, TOMBSTONE);
-        assert_eq!(index.members(first.topic)[1], Member { client: 101, first_tick: 2, room: 5 });
+        assert_eq!(index.members(first.topic)[1], Member { client: 101, first_tick: TickNo(2), room: 5 });
         assert!(index.unsubscribe(first.topic, second.position).topic_gone);
         assert_eq!(index.wanted(Scope::Channel, 11, || ("demo", "race")), None);
         assert!(index.members(first.topic).is_empty() && index.topic(first.topic).is_none());
         let stats = index.stats();
         assert_eq!((stats.probes, stats.noes, stats.lookups, stats.misses), (3, 2, 1, 0));
         let other = topic(Scope::Channel, "other", 12);
-        assert_eq!(index.subscribe(&other, 0, 100, 3).unwrap().topic, first.topic, "numbers are used again");
+        assert_eq!(index.subscribe(&other, 0, 100, TickNo(3)).unwrap().topic, first.topic, "numbers are used again");
     }
 
     #[test]
     fn equal_hashes_are_told_once_and_stay_known_until_the_last() {
         let mut index = Index::new(IndexOptions::default());
-        let places: Vec<_> =
-            (0..20).map(|i| index.subscribe(&topic(Scope::Channel, &format!("c{i}"), 77), 0, i, 0).unwrap()).collect();
-        index.subscribe(&topic(Scope::User, "c0", 77), 0, 1, 0).unwrap();
+        let places: Vec<_> = (0..20)
+            .map(|i| index.subscribe(&topic(Scope::Channel, &format!("c{i}"), 77), 0, i, TickNo(0)).unwrap())
+            .collect();
+        index.subscribe(&topic(Scope::User, "c0", 77), 0, 1, TickNo(0)).unwrap();
         assert_eq!(index.stats().channels_and_tags.len, 1);
         for (i, place) in places.iter().enumerate() {
             let name = format!("c{i}");
@@ -419,13 +428,16 @@ mod tests {
     fn each_scope_has_its_bound() {
         let mut index = Index::new(IndexOptions { channels_max: 1, ..IndexOptions::default() });
         let race = topic(Scope::Channel, "race", 1);
-        let place = index.subscribe(&race, 0, 1, 0).unwrap();
-        index.subscribe(&race, 0, 2, 0).unwrap();
-        let full = index.subscribe(&topic(Scope::Channel, "more", 2), 0, 1, 0).unwrap_err();
+        let place = index.subscribe(&race, 0, 1, TickNo(0)).unwrap();
+        index.subscribe(&race, 0, 2, TickNo(0)).unwrap();
+        let full = index.subscribe(&topic(Scope::Channel, "more", 2), 0, 1, TickNo(0)).unwrap_err();
         assert_eq!(full.to_string(), "this shard holds 1 of 1 topics of scope Channel");
-        index.subscribe(&topic(Scope::Tag, "more", 3), 0, 1, 0).unwrap();
+        index.subscribe(&topic(Scope::Tag, "more", 3), 0, 1, TickNo(0)).unwrap();
         index.unsubscribe(place.topic, place.position);
-        assert!(index.subscribe(&topic(Scope::Channel, "more", 2), 0, 1, 0).is_err(), "the other member is still here");
+        assert!(
+            index.subscribe(&topic(Scope::Channel, "more", 2), 0, 1, TickNo(0)).is_err(),
+            "the other member is still here"
+        );
         assert_eq!(index.topics(Scope::Channel).map(|(_, topic)| topic.name.as_str()).collect::<Vec<_>>(), ["race"]);
     }
 }

@@ -4,6 +4,8 @@
 //! the array is compacted; the counts of all rooms add up to the living members; and the places of those who left are
 //! used again before the array grows.
 
+use super::tick_no::TickNo;
+
 /// The `client` of a place whose member has left.
 pub const TOMBSTONE: u32 = u32::MAX;
 
@@ -19,7 +21,7 @@ pub struct Member {
     pub client: u32,
     /// The number of the first tick that concerns the member. A walk of an earlier tick passes it by, so that a place
     /// can be used again while a walk is under way.
-    pub first_tick: u32,
+    pub first_tick: TickNo,
     /// The room it sits in, a number that is the caller's; 0 for the topics of users and tags.
     pub room: u32,
 }
@@ -87,7 +89,7 @@ impl Members {
             return None;
         }
         let room = place.room;
-        *place = Member { client: TOMBSTONE, first_tick: 0, room: self.free };
+        *place = Member { client: TOMBSTONE, first_tick: TickNo::FIRST, room: self.free };
         self.free = position;
         self.living -= 1;
         let at = self.room_at(room).ok()?;
@@ -97,6 +99,11 @@ impl Members {
             self.rooms.remove(at);
         }
         Some(left)
+    }
+
+    /// `tick` is the first that concerns anybody here.
+    pub(super) fn renew(&mut self, tick: TickNo) {
+        self.places.iter_mut().for_each(|member| member.first_tick = tick);
     }
 
     /// Half of the places or more are empty.
@@ -134,7 +141,7 @@ mod tests {
     use super::*;
 
     fn member(client: u32, room: u32) -> Member {
-        Member { client, first_tick: 0, room }
+        Member { client, first_tick: TickNo::FIRST, room }
     }
 
     #[test]

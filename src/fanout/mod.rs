@@ -14,3 +14,4 @@ mod members;
 pub mod outbox;
 pub mod score;
 pub mod tick;
+pub mod tick_no;

@@ -8,6 +8,7 @@
 use std::rc::Rc;
 
 use super::gap::Gap;
+use super::tick_no::TickNo;
 use crate::base::Class;
 use crate::wire::dialect::Dialect;
 use crate::wire::event::{EventKind, KindSet};
@@ -80,7 +81,7 @@ impl Encoded {
 #[derive(Debug)]
 pub struct Frozen {
     /// Its number among the ticks of its channel.
-    pub number: u32,
+    pub number: TickNo,
     /// Its events.
     pub frames: Vec<Sealed>,
     /// The merge key of each; 0 for those that never merge.
@@ -170,7 +171,7 @@ impl Tick {
 
     /// Closes the tick and opens the next: returns what is walked now. `dialects` asks for
     /// further forms.
-    pub fn freeze(&mut self, number: u32, channel_name: &str, dialects: &[Dialect]) -> Frozen {
+    pub fn freeze(&mut self, number: TickNo, channel_name: &str, dialects: &[Dialect]) -> Frozen {
         let tick = std::mem::take(self);
         let gap = tick.overflow.as_ref().map(|gap| reply::gap(channel_name, gap.from_seq, gap.to_seq, &gap.dropped));
         let json = match (&tick.frames[..], &gap) {
@@ -246,12 +247,12 @@ mod tests {
         let mut tick = Tick::default();
         let first = event(EventKind::MessageNew, 1);
         assert_eq!(tick.append(&first, 0, 0, true, 10_000), Appended::Added);
-        let frozen = tick.freeze(1, "x", &[]);
+        let frozen = tick.freeze(TickNo(1), "x", &[]);
         assert_eq!(frozen.json.slice.bytes().as_ptr(), first.json_frame().as_ptr());
         assert!(tick.is_empty());
         tick.append(&first, 0, 0, true, 10_000);
         tick.append(&event(EventKind::MessageNew, 2), 0, 0, true, 10_000);
-        let frozen = tick.freeze(2, "x", &[Dialect::Rkyv]);
+        let frozen = tick.freeze(TickNo(2), "x", &[Dialect::Rkyv]);
         assert_eq!(frozen.json.frame(0), first.json_frame());
         assert_eq!(frozen.counts, [0, 2, 0]);
         assert_eq!(frozen.others[0].1.frame(1)[0], 0x82);
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(tick.append(&event(EventKind::MessageNew, 4), 7, 0, true, limit), Appended::Overflowed);
         assert_eq!(tick.append(&event(EventKind::MessageNew, 5), 7, 0, true, 100_000), Appended::Overflowed);
         assert_eq!(tick.append(&event(EventKind::AccessRevoked, 0), 7, 0, true, limit), Appended::Added);
-        let frozen = tick.freeze(1, "x", &[]);
+        let frozen = tick.freeze(TickNo(1), "x", &[]);
         let gap = frozen.overflow.as_ref().unwrap();
         assert_eq!((gap.channel, gap.from_seq, gap.to_seq), (7, 4, 5));
         assert_eq!(frozen.json.ends.len(), 4);

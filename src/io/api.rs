@@ -7,19 +7,23 @@ use hyper::Method;
 
 use super::web_server::WholeRequest;
 use crate::shard::{ApiAnswer, ApiRequest, Origin};
+use crate::wire::problem::Problem;
 
 /// What the shard looks at.
-pub(super) fn request(request: &WholeRequest, from: Origin) -> ApiRequest<'_> {
-    ApiRequest {
+///
+/// # Errors
+/// 400, naming the field.
+pub(super) fn request(request: &WholeRequest, from: Origin) -> Result<ApiRequest<'_>, Problem> {
+    Ok(ApiRequest {
         method: request.head.method.as_str(),
         path: request.head.uri.path(),
         query: request.head.uri.query().unwrap_or_default(),
-        authorization: request.field("authorization"),
-        idempotency_key: request.field("idempotency-key"),
-        origin: request.field("origin"),
+        authorization: request.field("authorization")?,
+        idempotency_key: request.field("idempotency-key")?,
+        origin: request.field("origin")?,
         body: &request.body,
         from,
-    }
+    })
 }
 
 /// The answer to a browser that asks whether its page of this origin may call (WHATWG Fetch, CORS-preflight); `None` if

@@ -54,10 +54,18 @@ pub struct WholeRequest {
 }
 
 impl WholeRequest {
-    /// A field's value, if it stands once and is text.
-    #[must_use]
-    pub fn field(&self, name: &str) -> Option<&str> {
-        self.head.headers.get(name)?.to_str().ok()
+    /// A field's value, if there is one.
+    ///
+    /// # Errors
+    /// 400 if it stands more than once, or is not text.
+    pub fn field(&self, name: &str) -> Result<Option<&str>, Problem> {
+        let mut values = self.head.headers.get_all(name).iter();
+        let Some(value) = values.next() else { return Ok(None) };
+        if values.next().is_some() {
+            return Err(Problem::new(400, "field_twice", format!("the {name} field stands more than once")));
+        }
+        let text = std::str::from_utf8(value.as_bytes());
+        text.map(Some).map_err(|_| Problem::new(400, "field_not_text", format!("the {name} field is not text")))
     }
 
     /// All lines of `X-Forwarded-For`, joined by commas; empty if there is none.

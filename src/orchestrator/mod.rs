@@ -278,6 +278,10 @@ impl Orchestrator {
                 let answer = self.publish_critical(sealed);
                 self.answer(asker, ToShard::Done { ticket, answer });
             }
+            ToOrchestrator::AskWord { ticket, asker, app, channel, user } => {
+                let answer = self.may_say(now, app, &channel, &user);
+                self.answer(asker, ToShard::Done { ticket, answer });
+            }
             ToOrchestrator::Ban { ticket, asker, ban, lift } => self.ban(ticket, asker, ban, lift),
             ToOrchestrator::AskPage { ticket, asker, topic, range, limit } => {
                 self.pages_read += 1;

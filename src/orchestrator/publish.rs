@@ -6,7 +6,7 @@
 
 use super::{Action, Orchestrator, PostTag, Reader, key_of};
 use crate::admission::rate::Rate;
-use crate::base::{Name, Now, ShardId, Ulid};
+use crate::base::{AppId, Name, Now, ShardId, Ulid};
 use crate::post::letters::{Draft, Page, Posted, Range, ToShard};
 use crate::store::{Appended, NewEvent, Page as StoredPage, PageAsk, Position, StoreError, StoredEvent};
 use crate::wire::event::EventKind;
@@ -28,14 +28,7 @@ impl Orchestrator {
         if !draft.by_server
             && let Ok(user) = Name::new(&draft.user_id)
         {
-            self.bans.check(&draft.topic.app, &user, Some(&draft.topic.name), now.wall_ms)?;
-        }
-        if !draft.by_server
-            && let Rate::Limited { retry_after_s } = self.user_rate.check(now, (draft.app, draft.user_id.clone()))
-        {
-            let max = self.options.user_rate.requests_max;
-            let detail = format!("at most {max} messages in {} s; 0 remain", self.options.user_rate.window_s);
-            return Err(Problem::new(429, "user_over_rate", detail).retry_after(retry_after_s));
+            self.may_say(now, draft.app, &draft.topic, &user)?;
         }
         self.quotas.post(now, draft.app)?;
         if self.credits().is_full() {
@@ -62,6 +55,17 @@ impl Orchestrator {
                 Ok(())
             }
         }
+    }
+
+    /// A user may say something in a channel, which counts as one of the things that it says in a minute.
+    pub(super) fn may_say(&mut self, now: Now, app: AppId, channel: &Topic, user: &Name) -> Result<(), Problem> {
+        self.bans.check(&channel.app, user, Some(&channel.name), now.wall_ms)?;
+        if let Rate::Limited { retry_after_s } = self.user_rate.check(now, (app, user.as_str().to_owned())) {
+            let max = self.options.user_rate.requests_max;
+            let detail = format!("at most {max} messages in {} s; 0 remain", self.options.user_rate.window_s);
+            return Err(Problem::new(429, "user_over_rate", detail).retry_after(retry_after_s));
+        }
+        Ok(())
     }
 
     /// The message that a draft speaks of was looked for.
@@ -93,7 +97,12 @@ impl Orchestrator {
             kind: draft.kind,
             id: self.new_id(now),
             ts_ms: now.wall_ms,
-            idempotency_key: draft.idempotency_key.map(|key| format!("{}/{author}/{key}", draft.topic.app)),
+            // No name holds a slash: two calls share a key only if it is one call.
+            idempotency_key: draft.idempotency_key.map(|key| {
+                let (app, channel, call) = (&draft.topic.app, &draft.topic.name, draft.kind.row().name);
+                let target = draft.target.map(|target| target.to_string()).unwrap_or_default();
+                format!("{app}/{channel}/{author}/{call}/{target}/{key}")
+            }),
             user_id: Some(draft.user_id).filter(|id| !id.is_empty()),
             user_name: Some(draft.user_name).filter(|name| !name.is_empty()),
             text: draft.text,

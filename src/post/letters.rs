@@ -26,6 +26,8 @@ pub struct Identity {
     pub user: Name,
     /// The name to show.
     pub name: String,
+    /// May watch, and read what is stored.
+    pub read: bool,
     /// May post messages.
     pub write: bool,
     /// May react to messages.
@@ -34,23 +36,33 @@ pub struct Identity {
     pub typing: bool,
     /// May send custom events.
     pub custom: bool,
-    /// Patterns of the channels it may touch; empty is all.
-    pub channels: Vec<String>,
+    /// Patterns of the channels it may touch; `None` is all.
+    pub channels: Option<Vec<String>>,
     /// Tags of its connections.
     pub tags: Vec<Name>,
     /// When the token ends, in Unix milliseconds.
     pub expires_ms: u64,
+    /// Channels from which it was banned while this connection lives, each until its time in Unix milliseconds or for good.
+    pub banned: Vec<(String, Option<u64>)>,
 }
 
 impl Identity {
+    /// A ban of this channel was told and is in force, as far as is known here.
+    #[must_use]
+    pub fn is_banned(&self, channel: &str, now_wall_ms: u64) -> bool {
+        let in_force = |until: Option<u64>| until.is_none_or(|until_ms| until_ms > now_wall_ms);
+        self.banned.iter().any(|(name, until)| name == channel && in_force(*until))
+    }
+
     /// The token lets it touch this channel.
     #[must_use]
     pub fn may_touch(&self, channel: &str) -> bool {
-        self.channels.is_empty()
-            || self.channels.iter().any(|pattern| match pattern.strip_suffix('*') {
+        self.channels.as_ref().is_none_or(|patterns| {
+            patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
                 Some(prefix) => channel.starts_with(prefix),
                 None => pattern == channel,
             })
+        })
     }
 }
 
@@ -273,6 +285,19 @@ pub enum ToOrchestrator {
         asker: ShardId,
         /// What.
         sealed: Sealed,
+    },
+    /// May this user say something in this channel that is not stored?
+    AskWord {
+        /// For the answer.
+        ticket: u64,
+        /// Who asks.
+        asker: ShardId,
+        /// The tenant's place in the configuration.
+        app: AppId,
+        /// Where.
+        channel: Topic,
+        /// Who.
+        user: Name,
     },
     /// Ban a user, or lift a ban.
     Ban {

@@ -6,6 +6,7 @@
 
 use super::Shard;
 use super::join::no_right;
+use super::posting::idempotency_key;
 use super::request::{ApiRequest, Outcome, Waiting, not_found, parse_body, query_value, server_only, wrong_method};
 use crate::admission::auth::Speaker;
 use crate::admission::{AppOptions, validate};
@@ -96,6 +97,7 @@ impl Shard {
             validate::Content { text: None, data: None, client_id: None }
         };
         options.check_words(content.text.as_deref(), content.data.as_deref())?;
+        let idempotency_key = idempotency_key(request)?;
         let draft = Box::new(Draft {
             kind,
             target: Some(message),
@@ -107,7 +109,7 @@ impl Shard {
             text: content.text,
             data: content.data,
             client_id: content.client_id,
-            idempotency_key: request.idempotency_key.map(str::to_owned),
+            idempotency_key,
             by_server,
         });
         self.ask(Waiting::Post(200), |ticket, asker| ToOrchestrator::Post { ticket, asker, draft })
@@ -125,7 +127,10 @@ impl Shard {
         let body: BanBody<'_> = match request.method {
             "PUT" if request.body.is_empty() => BanBody::default(),
             "PUT" => parse_body(request.body)?,
-            "DELETE" => BanBody { channel: query_value(request, "channel"), expires_at: None },
+            "DELETE" if request.body.is_empty() => {
+                BanBody { channel: query_value(request, "channel"), expires_at: None }
+            }
+            "DELETE" => BanBody { expires_at: None, ..parse_body(request.body)? },
             _ => return Err(wrong_method("PUT, DELETE")),
         };
         if body.expires_at.is_some_and(|at| at <= now.wall_ms) {

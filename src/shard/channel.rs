@@ -11,6 +11,7 @@ use crate::base::{Account, Class};
 use crate::fanout::client::{Begins, Sub, SubState};
 use crate::fanout::index::{Index, Member, TOMBSTONE, TopicNo};
 use crate::fanout::tick::{Frozen, Tick};
+use crate::fanout::tick_no::TickNo;
 use crate::wire::dialect::Dialect;
 use crate::wire::sealed::Sealed;
 
@@ -54,7 +55,7 @@ pub(super) struct Channel {
     pub(super) head: Head,
     pub(super) open: Tick,
     /// The number of the open tick.
-    pub(super) tick: u32,
+    pub(super) tick: TickNo,
     pub(super) walk: Option<Walk>,
     /// The number of the last batch in which some of its members were walked.
     pub(super) walked_in: u64,
@@ -85,7 +86,7 @@ impl Channel {
             name: name.to_owned(),
             head: Head::Asked { held: Vec::new(), since: None },
             open: Tick::default(),
-            tick: 1,
+            tick: TickNo::FIRST,
             walk: None,
             walked_in: 0,
             queued: false,
@@ -140,7 +141,7 @@ impl Channel {
     /// The tick being walked, if it has not come to this member and concerns it.
     fn walk_ahead(&self, member: &Member, position: u32) -> Option<&Frozen> {
         let walk = self.walk.as_ref()?;
-        let ahead = position as usize >= walk.cursor && member.first_tick <= walk.frozen.number;
+        let ahead = position as usize >= walk.cursor && !member.first_tick.is_after(walk.frozen.number);
         ahead.then_some(&*walk.frozen)
     }
 

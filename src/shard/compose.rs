@@ -3,18 +3,19 @@
 //! A parsed command flows in; a question to the orchestrator, or an answer at once, flows out. Always true: who has no
 //! token, or one that has run out, writes nothing.
 
+use super::join::{must_read, no_right};
 use super::{Action, Pending, Shard};
 use crate::admission::validate;
 use crate::base::{ClientId, Name, Now, Ulid};
 use crate::fanout::client::Client;
 use crate::post::letters::{Draft, Identity, Page, Range, ToOrchestrator};
-use crate::shard::join::no_right;
 use crate::wire::command::PostBody;
 use crate::wire::event::EventKind;
 use crate::wire::json::{put_json, put_number, put_string};
 use crate::wire::position::show_epoch;
 use crate::wire::problem::Problem;
 use crate::wire::reply;
+use crate::wire::sealed::Sealed;
 use crate::wire::topic::Topic;
 
 /// Events of one page at the most.
@@ -130,7 +131,8 @@ impl Shard {
         if self.asks_are_full() {
             return Err(Problem::new(503, "busy", "too many requests wait on this core").retry_after(1));
         }
-        let pending = Pending::History { client: id, id: command_id.map(str::to_owned), channel: channel.clone() };
+        let (id_text, latest) = (command_id.map(str::to_owned), since.is_none());
+        let pending = Pending::History { client: id, id: id_text, channel: channel.clone(), latest };
         self.ask_page(pending, topic, range(before, since), limit);
         Ok(())
     }
@@ -141,16 +143,39 @@ impl Shard {
         client: ClientId,
         id: Option<&str>,
         channel: &Name,
+        latest: bool,
         answer: Result<Page, Problem>,
     ) {
         let frame = match answer {
-            Ok(page) => {
+            Ok(mut page) => {
+                // Twice as much would not find room in its queue, and it would be taken for too slow.
+                fit(&mut page, self.options.outbox.bytes_max as usize / 2, latest);
                 let members = String::from_utf8(page_members(&page)).unwrap_or_default();
                 reply::history(id, channel.as_str(), &members)
             }
             Err(problem) => reply::error(id, problem.code, &problem.detail),
         };
         self.reply(now, client, frame);
+    }
+
+    /// A newer token of the same user, or a first one: it carries its own tags, and no channel is watched that it does not
+    /// name.
+    fn follow_token(&mut self, now: Now, id: ClientId, app: &Name) {
+        let Some(client) = self.client_mut(id) else { return };
+        for (topic, position) in client.places.take() {
+            self.index.unsubscribe(topic, position);
+        }
+        self.watch_identity(now, id, app);
+        let Some(client) = self.client(id) else { return };
+        let lost = client.subs().filter_map(|sub| {
+            let channel = &self.index.topic(sub.topic)?.name;
+            let may_touch = client.identity.as_ref().is_none_or(|identity| identity.may_touch(channel.as_str()));
+            (!may_touch).then(|| (sub.topic, channel.clone()))
+        });
+        for (no, channel) in lost.collect::<Vec<_>>() {
+            self.leave_answered(now, id, no);
+            self.reply(now, id, reply::unsubscribed(None, channel.as_str()));
+        }
     }
 
     /// A newer token of the same user; a reader without one becomes that user.
@@ -165,18 +190,19 @@ impl Shard {
         let client = self.client(id).ok_or_else(gone)?;
         let app = self.apps.get(client.app).ok_or_else(gone)?.clone();
         let identity = crate::admission::auth::check_token(&app, token, now.wall_ms)?;
+        must_read(&identity)?;
         let known = client.identity.as_ref().map(|known| known.user.clone());
         if known.as_ref().is_some_and(|known| *known != identity.user) {
             return Err(Problem::new(403, "another_user", "the token is another user's: open a connection for it"));
         }
         let (user, expires_ms) = (identity.user.clone(), identity.expires_ms);
         let Some(client) = self.client_mut(id) else { return Err(gone()) };
-        client.identity = Some(Box::new(identity));
+        // A newer token lifts no ban.
+        let banned = client.identity.take().map(|known| known.banned).unwrap_or_default();
+        client.identity = Some(Box::new(Identity { banned, ..identity }));
         client.expiry_told = false;
-        if known.is_none() {
-            self.watch_identity(id, &app.name);
-        }
         self.attend_as(id, known.as_ref());
+        self.follow_token(now, id, &app.name);
         self.schedule_expiry(now, id);
         Ok(reply::authenticated(command_id, user.as_str(), expires_ms))
     }
@@ -188,6 +214,23 @@ pub(super) fn range(before: Option<u64>, since: Option<u64>) -> Range {
         (Some(seq), _) => Range::Before(seq),
         (None, Some(seq)) => Range::Since(seq),
         (None, None) => Range::Latest,
+    }
+}
+
+/// Leaves out what makes a page longer than so many bytes, but never its last event: the oldest of the latest, else the
+/// newest. Who wants them asks on from where this one ends.
+fn fit(page: &mut Page, bytes_max: usize, latest: bool) {
+    let mut bytes = 0;
+    let mut fits = |sealed: &Sealed| {
+        bytes += sealed.json_frame().len();
+        bytes <= bytes_max
+    };
+    if latest {
+        let kept = page.events.iter().rev().take_while(|sealed| fits(sealed)).count().max(1);
+        page.events.drain(..page.events.len().saturating_sub(kept));
+    } else {
+        let kept = page.events.iter().take_while(|sealed| fits(sealed)).count().max(1);
+        page.events.truncate(kept);
     }
 }
 

@@ -20,6 +20,8 @@ use crate::wire::topic::Scope;
 
 /// Rows asked for at once when a hole is filled or a client resumes.
 const PAGE_ROWS: u32 = 64;
+/// Channels that one connection may be banned from before it ends: as many as it may watch by default.
+const BANNED_MAX: usize = 128;
 
 /// Whom on a shard an event interests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +134,7 @@ impl Shard {
                 self.account.of_mut(row.class).excluded += 1;
                 continue;
             }
-            let payload = self.payload_for(id, sealed);
+            let payload = Payload::Event(sealed.clone());
             self.enqueue(now, id, entry(now, sealed.kind(), super::write::NO_CHANNEL, 0, merge_key, payload));
             if topic_is_user && ends_access(sealed.kind()) {
                 self.end_access(now, id, sealed);
@@ -151,6 +153,18 @@ impl Shard {
             self.close(now, id, Closing::Revoked);
             return;
         };
+        let until = event.members.iter().find_map(|(name, member)| match member {
+            Member::Number(until_ms) if name == "expires_at" => Some(*until_ms),
+            _ => None,
+        });
+        if let Some(identity) = self.client_mut(id).and_then(|client| client.identity.as_mut()) {
+            identity.banned.retain(|(name, _)| name != channel);
+            identity.banned.push((channel.to_owned(), until));
+            if identity.banned.len() > BANNED_MAX {
+                self.close(now, id, Closing::Revoked);
+                return;
+            }
+        }
         let app = sealed.topic().app.as_str();
         let hash = self.hasher.hash(Scope::Channel, app, channel);
         if let Some(no) = self.index.find(Scope::Channel, hash, app, channel) {
@@ -158,36 +172,28 @@ impl Shard {
         }
     }
 
-    /// A message was taken back: its text leaves the queues of those who are behind, and the memory of the last events.
+    /// A message was taken back: its text, and those of its edits, leave the queues of those who are behind, and the memory
+    /// of the last events.
     fn forget_message(&mut self, no: TopicNo, sealed: &Sealed) {
-        let target = sealed.event().members.iter().find(|pair| pair.0 == "message").map(|pair| match &pair.1 {
-            ArchivedMember::Text(text) => Ulid::parse(text.as_str()),
-            _ => None,
-        });
-        let Some(Some(target)) = target else { return };
-        let id = target.0.to_be_bytes();
+        let Some(target) = target_of(sealed) else { return };
+        let says_it = |event: &Sealed| {
+            let has_text = event.event().text.is_some() || event.event().data.is_some();
+            event.event().id == target.0.to_be_bytes() || (has_text && target_of(event) == Some(target))
+        };
         if let Some(channel) = self.channel_mut(no)
-            && let Some(at) = channel.tail.iter().position(|event| event.event().id == id)
+            && let Some(at) = channel.tail.iter().rposition(says_it)
         {
             // The tail has no holes: what is older goes with it, and is read from the store if somebody asks.
             channel.tail.drain(..=at);
         }
-        let slots: Vec<u32> = self.index.members(no).iter().map(|member| member.client).collect();
-        for slot in slots.into_iter().filter(|&slot| slot != TOMBSTONE) {
-            let client = self.places[slot as usize].client.as_mut();
+        for slot in self.behind.iter().collect::<Vec<u32>>() {
+            let client = self.places[slot as usize].client.as_mut().filter(|client| client.sub(no).is_some());
             if let Some(behind) = client.and_then(|client| client.behind.as_mut()) {
                 behind.outbox.retract(&mut self.account, |entry| match &entry.payload {
-                    Payload::Event(event) => event.event().id != id,
+                    Payload::Event(event) => !says_it(event),
                     Payload::Own(_) => true,
                 });
             }
-        }
-    }
-
-    fn payload_for(&self, id: ClientId, sealed: &Sealed) -> Payload {
-        match self.dialect_of(id) {
-            Dialect::Json => Payload::Event(sealed.clone()),
-            other => Payload::Own(other.event(sealed).into()),
         }
     }
 
@@ -200,8 +206,8 @@ impl Shard {
                 }
             }
             Some(Pending::Resume { client, topic }) => self.on_resume_page(now, ticket, client, topic, answer),
-            Some(Pending::History { client, id, channel }) => {
-                self.on_history_page(now, client, id.as_deref(), &channel, answer);
+            Some(Pending::History { client, id, channel, latest }) => {
+                self.on_history_page(now, client, id.as_deref(), &channel, latest, answer);
             }
             Some(Pending::Request(waiting)) => self.on_request_page(ticket, &waiting, answer),
             _ => {}
@@ -287,6 +293,10 @@ impl Shard {
         let bytes_max = self.options.write_bytes as usize;
         let Some(place) = self.places.get_mut(id.slot as usize) else { return false };
         let Some(client) = place.client.as_mut().filter(|_| place.generation == id.generation) else { return false };
+        // Somebody may recover many channels at once: the next one's turn comes when this is written.
+        if client.holds_much(&self.options.outbox) {
+            return false;
+        }
         let dialect = client.dialect;
         let Some(SubState::Resuming { next_seq, asked: 0 }) = client.sub(no).map(|sub| sub.state.clone()) else {
             return false;
@@ -345,8 +355,7 @@ impl Shard {
             if sealed.exclude() == conn {
                 self.account.of_mut(class).excluded += 1;
             } else if class == Class::Critical {
-                let payload = self.payload_for(id, &sealed);
-                self.enqueue(now, id, entry(now, sealed.kind(), no.0, 0, 0, payload));
+                self.enqueue(now, id, entry(now, sealed.kind(), no.0, 0, 0, Payload::Event(sealed)));
             } else {
                 self.account.of_mut(class).filtered += 1;
             }
@@ -363,6 +372,10 @@ impl Shard {
             return;
         }
         sub.state = SubState::Resuming { next_seq, asked: 0 };
+        // Pages of other channels have come before this one: it is asked for again when they are written.
+        if self.client(id).is_some_and(|client| client.holds_much(&self.options.outbox)) {
+            return;
+        }
         // The store may be ahead of the bus: what was not appended here yet comes live, kept or not.
         let live_seq = self.appended(no) + 1;
         match answer {
@@ -416,12 +429,18 @@ impl Shard {
         if said {
             self.tell_unkept(id, no, next_seq, kept);
         }
-        let mut frames = Vec::new();
+        let (mut frames, mut bytes) = (Vec::new(), 0);
         let mut next = next_seq.max(kept);
         for sealed in events.iter().filter(|sealed| (next_seq..=appended).contains(&sealed.seq())) {
+            // The rest comes when this is written, so that who reads nothing holds no more than that.
+            if bytes >= self.options.outbox.bytes_max as usize {
+                break;
+            }
             next = sealed.seq() + 1;
             if filter.contains(sealed.kind()) {
-                frames.push(dialect.event(sealed).into_owned());
+                let frame = dialect.event(sealed).into_owned();
+                bytes += frame.len();
+                frames.push(frame);
             }
         }
         if let Some(sub) = self.client_mut(id).and_then(|client| client.sub_mut(no)) {
@@ -441,8 +460,17 @@ pub(super) fn entry(
     merge_key: u64,
     payload: Payload,
 ) -> Entry<Payload> {
-    let bytes = payload.bytes().len() as u32;
+    let bytes = payload.bytes() as u32;
     Entry { kind, channel, seq, merge_key, bytes, at_ms: now.mono_ms(), payload }
+}
+
+/// The message that an event speaks of, if it is not one itself.
+fn target_of(sealed: &Sealed) -> Option<Ulid> {
+    let members = &sealed.event().members;
+    match &members.iter().find(|pair| pair.0 == "message")?.1 {
+        ArchivedMember::Text(text) => Ulid::parse(text.as_str()),
+        _ => None,
+    }
 }
 
 /// The event ends what its user may do.

@@ -7,15 +7,14 @@ use super::{Action, GENERATION_MASK, Pending, Place, Shard};
 use crate::admission::auth::{Speaker, authenticate};
 use crate::base::{AppId, ClientId, Given, Name, Now, ShardId};
 use crate::fanout::client::{Client, Few, Owed, Phase, Ping};
+use crate::fanout::tick_no::TickNo;
 use crate::post::letters::{AddressKey, COUNTED_NOT, Identity, JoinSpec, Seat, ToOrchestrator};
+use crate::wire::close::Closing;
 use crate::wire::dialect::{Dialect, sse_head};
 use crate::wire::http::{Upgrade, switching_protocols};
 use crate::wire::problem::Problem;
 use crate::wire::reply;
 use crate::wire::topic::{Scope, Topic};
-
-/// Between two comments of a stream, in seconds.
-const SSE_HEARTBEAT_S: u16 = 25;
 
 /// Where a connection comes from, as far as limits go.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +43,9 @@ impl Shard {
                 return Err(Problem::new(403, "server_key_on_socket", "a server key does not watch: use a token"));
             }
         };
+        if let Some(identity) = &identity {
+            must_read(identity)?;
+        }
         if let Some(tags) = &upgrade.tags {
             carry(identity.as_mut(), tags)?;
         }
@@ -83,7 +85,7 @@ impl Shard {
             let detail = "this node uses as much memory as it may (limits.memory_mib_max)";
             return Err(Problem::new(503, "memory_full", detail).retry_after(5));
         }
-        if self.clients >= self.options.clients_max {
+        if self.occupied() >= self.options.clients_max {
             let detail = format!("this core holds its {} connections", self.options.clients_max);
             return Err(Problem::new(503, "connections_full", detail).retry_after(5));
         }
@@ -200,7 +202,12 @@ impl Shard {
 
     /// It drains, or came to its ceiling while the seat was on its way.
     fn takes_nobody(&self) -> bool {
-        self.draining.is_some() || self.clients >= self.options.clients_max
+        self.draining.is_some() || self.occupied() >= self.options.clients_max
+    }
+
+    /// Places that are taken, also by sockets that are being taken down: a place more would lie beyond the ring's.
+    fn occupied(&self) -> u32 {
+        (self.places.len() - self.free.len()) as u32
     }
 
     fn turn_away(&mut self, ticket: u64, spec: &JoinSpec) {
@@ -231,13 +238,15 @@ impl Shard {
 
     fn admit(&mut self, now: Now, ticket: u64, spec: JoinSpec, given: Option<Given>) {
         let id = self.new_client(now, spec.app, spec.identity);
-        // A stream has no pings; a comment now and then is the only way to find out that its peer is gone.
-        let heartbeat_s = if spec.dialect == Dialect::Sse { SSE_HEARTBEAT_S } else { spec.heartbeat_s };
-        let heartbeat_at_s = if heartbeat_s == 0 { 0 } else { now.mono_s() as u32 + u32::from(heartbeat_s) };
+        let mut heartbeat_at_s = 0;
         if let Some(client) = self.client_mut(id) {
             client.dialect = spec.dialect;
             client.address = spec.address;
-            client.heartbeat_s = heartbeat_s;
+            client.heartbeat_s = spec.heartbeat_s;
+            heartbeat_at_s = match client.beat_s() {
+                0 => 0,
+                beat_s => now.mono_s() as u32 + u32::from(beat_s),
+            };
             client.heartbeat_at_s = heartbeat_at_s;
         }
         self.schedule_check(id, heartbeat_at_s);
@@ -248,7 +257,7 @@ impl Shard {
             switching_protocols(&spec.accept, spec.names_dialect.then_some(spec.dialect))
         };
         self.say_first(id, &[head]);
-        self.watch_identity(id, &spec.app_name);
+        self.watch_identity(now, id, &spec.app_name);
         self.schedule_expiry(now, id);
         if let (Some(topic), Some(given)) = (spec.channel, given) {
             let owed = Owed { id: None, first: true, since: spec.since, viewers: given.viewers };
@@ -306,15 +315,18 @@ impl Shard {
     }
 
     /// Makes the connection findable by its user and its tags.
-    pub(super) fn watch_identity(&mut self, id: ClientId, app: &Name) {
+    pub(super) fn watch_identity(&mut self, now: Now, id: ClientId, app: &Name) {
         let Some(identity) = self.client(id).and_then(|client| client.identity.as_ref()) else { return };
         let user = self.hasher.topic(Scope::User, app, &identity.user);
         let tags = identity.tags.iter().map(|tag| self.hasher.topic(Scope::Tag, app, tag));
         let topics: Vec<Topic> = std::iter::once(user).chain(tags).collect();
         for topic in topics {
-            if let Ok(subscribed) = self.index.subscribe(&topic, 0, id.slot, 0)
-                && let Some(client) = self.client_mut(id)
-            {
+            let Ok(subscribed) = self.index.subscribe(&topic, 0, id.slot, TickNo::FIRST) else {
+                // A ban would not reach it.
+                self.close(now, id, Closing::Overloaded("this core knows as many users or tags as it may"));
+                return;
+            };
+            if let Some(client) = self.client_mut(id) {
                 client.places.push((subscribed.topic, subscribed.position));
             }
         }
@@ -344,6 +356,14 @@ impl Shard {
         place.generation = (place.generation + 1) & GENERATION_MASK;
         self.free.push(id.slot);
     }
+}
+
+/// Who watches, or reads what is stored, has a token that says so, if it has one.
+pub(super) fn must_read(identity: &Identity) -> Result<(), Problem> {
+    if identity.read {
+        return Ok(());
+    }
+    Err(Problem::new(403, "no_right_to_read", "the token does not allow reading"))
 }
 
 /// Tags are the app's word, so they come from a token; the connection says only which of them it carries.

@@ -117,7 +117,7 @@ enum Pending {
     /// A message that a client posted.
     Message { client: ClientId, id: Option<String>, client_id: Option<String> },
     /// A page that a client asked for.
-    History { client: ClientId, id: Option<String>, channel: crate::base::Name },
+    History { client: ClientId, id: Option<String>, channel: crate::base::Name, latest: bool },
     /// An HTTP request.
     Request(request::Waiting),
     /// The head of a channel that is new here, or the hole in its numbers; the channel knows the ticket.

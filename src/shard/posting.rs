@@ -29,13 +29,7 @@ impl Shard {
     ) -> Result<Outcome, Problem> {
         let body: PostBody<'_> = parse_body(request.body)?;
         let content = validate::content(&body, options.message_bytes_max)?;
-        let idempotency_key = match request.idempotency_key {
-            Some(key) if key.is_empty() || key.len() > validate::CLIENT_ID_BYTES_MAX => {
-                let detail = format!("Idempotency-Key has 1 to {} bytes", validate::CLIENT_ID_BYTES_MAX);
-                return Err(Problem::new(400, "bad_idempotency_key", detail));
-            }
-            key => key.map(str::to_owned),
-        };
+        let idempotency_key = idempotency_key(request)?;
         let (user_id, user_name, by_server) = match speaker {
             Speaker::Anonymous => {
                 return Err(Problem::new(401, "token_needed", "posting asks for a token or a server key"));
@@ -74,6 +68,7 @@ impl Shard {
         &mut self,
         now: Now,
         request: &ApiRequest<'_>,
+        app: AppId,
         options: &AppOptions,
         speaker: &Speaker,
         topic: Topic,
@@ -107,7 +102,29 @@ impl Shard {
             // It may not be lost, so it takes a credit, and those are the orchestrator's.
             return self.ask(Waiting::Done(202), |ticket, asker| ToOrchestrator::Publish { ticket, asker, sealed });
         }
+        if let Speaker::User(identity) = speaker {
+            // Bans and what a user may post in a minute are the orchestrator's.
+            let (channel, user) = (sealed.topic().clone(), identity.user.clone());
+            return self.ask(Waiting::Word(sealed), |ticket, asker| ToOrchestrator::AskWord {
+                ticket,
+                asker,
+                app,
+                channel,
+                user,
+            });
+        }
         self.actions.push_back(Action::Publish(sealed));
         Ok(Outcome::Done(ApiAnswer::json(202, b"{}".to_vec())))
+    }
+}
+
+/// The key under which a repeat gets the first answer, if there is one.
+pub(super) fn idempotency_key(request: &ApiRequest<'_>) -> Result<Option<String>, Problem> {
+    match request.idempotency_key {
+        Some(key) if key.is_empty() || key.len() > validate::CLIENT_ID_BYTES_MAX => {
+            let detail = format!("Idempotency-Key has 1 to {} bytes", validate::CLIENT_ID_BYTES_MAX);
+            Err(Problem::new(400, "bad_idempotency_key", detail))
+        }
+        key => Ok(key.map(str::to_owned)),
     }
 }

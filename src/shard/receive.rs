@@ -11,6 +11,7 @@ use super::write::NO_CHANNEL;
 use super::{Action, Pending, Shard};
 use crate::base::{Class, ClientId, Name, Now};
 use crate::fanout::client::{Client, Payload, Phase, Ping, SubState};
+use crate::fanout::index::TopicNo;
 use crate::post::letters::Posted;
 use crate::post::letters::ToShard;
 use crate::wire::close::Closing;
@@ -222,6 +223,12 @@ impl Shard {
         let Some(no) = no.filter(|&no| self.client(id).is_some_and(|client| client.sub(no).is_some())) else {
             return Err(Problem::new(404, "not_subscribed", "this connection does not watch that channel"));
         };
+        self.leave_answered(now, id, no);
+        Ok(reply::unsubscribed(command_id, channel.as_str()))
+    }
+
+    /// Leaves a channel that is watched, by the reader's own wish or by its newer token.
+    pub(super) fn leave_answered(&mut self, now: Now, id: ClientId, no: TopicNo) {
         let opening = self.client(id).and_then(|client| client.sub(no)).map(|sub| sub.state.clone());
         self.leave_channel(now, id, no);
         // Who leaves before it was let in is still owed an answer to its coming.
@@ -236,7 +243,6 @@ impl Shard {
             }
             _ => {}
         }
-        Ok(reply::unsubscribed(command_id, channel.as_str()))
     }
 
     fn command_event(
@@ -249,6 +255,9 @@ impl Shard {
         data: Option<String>,
     ) -> Result<(), Problem> {
         let (topic, client, identity) = self.writer(now, id, channel)?;
+        if identity.is_banned(channel.as_str(), now.wall_ms) {
+            return Err(Problem::new(403, "banned", "this user is banned"));
+        }
         let custom = kind == EventKind::Custom;
         if !(if custom { identity.custom } else { identity.typing }) {
             return Err(no_right(channel.as_str()));
@@ -330,12 +339,13 @@ impl Shard {
         }
     }
 
-    /// Queues `health.check`.
+    /// Queues `health.check`, or a comment for a stream that did not ask for it.
     pub(super) fn say_health_check(&mut self, now: Now, id: ClientId) {
         self.account.of_mut(Class::Critical).published += 1;
+        let asked = self.client(id).is_some_and(|client| client.heartbeat_s != 0);
         let frame = match self.dialect_of(id) {
-            Dialect::Sse => SSE_HEARTBEAT.to_vec(),
-            _ => reply::health_check(now.wall_ms),
+            Dialect::Sse if !asked => SSE_HEARTBEAT.to_vec(),
+            dialect => dialect.reply(reply::health_check(now.wall_ms), None),
         };
         let payload = Payload::Own(frame.into());
         self.enqueue(now, id, entry(now, EventKind::HealthCheck, NO_CHANNEL, 0, 0, payload));

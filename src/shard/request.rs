@@ -5,7 +5,7 @@
 
 use super::changing::Change;
 use super::compose::{PAGE_DEFAULT, PAGE_MAX, page_members, range};
-use super::join::{Origin, no_right};
+use super::join::{Origin, must_read, no_right};
 use super::{Action, Pending, Shard};
 use crate::admission::AppOptions;
 use crate::admission::auth::{Speaker, authenticate};
@@ -17,6 +17,7 @@ use crate::wire::http::{bearer, path_name};
 use crate::wire::json::{put_number, put_string};
 use crate::wire::position::show_epoch;
 use crate::wire::problem::Problem;
+use crate::wire::sealed::Sealed;
 use crate::wire::topic::{Scope, Topic};
 
 /// A request of the API.
@@ -95,6 +96,8 @@ pub(super) enum Waiting {
     Connections,
     /// Something that is done or not, answered with this status.
     Done(u16),
+    /// An event that is published if its user may say it.
+    Word(Sealed),
 }
 
 impl Shard {
@@ -160,7 +163,7 @@ impl Shard {
                 let tag = path_name(tag, "tag")?;
                 let topic = self.hasher.topic(Scope::Tag, &name, &tag);
                 match request.method {
-                    "POST" => self.post_event(now, request, &options, &speaker, topic),
+                    "POST" => self.post_event(now, request, app, &options, &speaker, topic),
                     _ => Err(wrong_method("POST")),
                 }
             }
@@ -175,7 +178,7 @@ impl Shard {
                 match (what, request.method) {
                     ("messages", "POST") => self.post_message(request, app, &options, &speaker, topic),
                     ("messages", "GET") => self.get_messages(request, &options, &speaker, topic),
-                    ("events", "POST") => self.post_event(now, request, &options, &speaker, topic),
+                    ("events", "POST") => self.post_event(now, request, app, &options, &speaker, topic),
                     ("viewers" | "presence", _) => {
                         self.get_audience(now, request, &options, &speaker, topic, what == "presence")
                     }
@@ -191,7 +194,7 @@ impl Shard {
                 let user = path_name(user, "user")?;
                 let topic = self.hasher.topic(Scope::User, &name, &user);
                 match request.method {
-                    "POST" => self.post_event(now, request, &options, &speaker, topic),
+                    "POST" => self.post_event(now, request, app, &options, &speaker, topic),
                     _ => Err(wrong_method("POST")),
                 }
             }
@@ -280,10 +283,18 @@ impl Shard {
     }
 
     pub(super) fn on_done(&mut self, ticket: u64, answer: Result<(), Problem>) {
-        if let Some(Pending::Request(Waiting::Done(status))) = self.pending.remove(&ticket) {
-            let answer = answer.map_or_else(Into::into, |()| ApiAnswer::json(status, b"{}".to_vec()));
-            self.actions.push_back(Action::Answer { ticket, answer });
-        }
+        let status = match self.pending.remove(&ticket) {
+            Some(Pending::Request(Waiting::Done(status))) => status,
+            Some(Pending::Request(Waiting::Word(sealed))) => {
+                if answer.is_ok() {
+                    self.actions.push_back(Action::Publish(sealed));
+                }
+                202
+            }
+            _ => return,
+        };
+        let answer = answer.map_or_else(Into::into, |()| ApiAnswer::json(status, b"{}".to_vec()));
+        self.actions.push_back(Action::Answer { ticket, answer });
     }
 }
 
@@ -309,10 +320,13 @@ pub(super) fn server_only(speaker: &Speaker, what: &str) -> Result<(), Problem> 
 }
 
 pub(super) fn may_read(options: &AppOptions, speaker: &Speaker) -> Result<(), Problem> {
-    if *speaker == Speaker::Anonymous && !options.anonymous_read {
-        return Err(Problem::new(401, "token_needed", "this app asks readers for a token"));
+    match speaker {
+        Speaker::Anonymous if !options.anonymous_read => {
+            Err(Problem::new(401, "token_needed", "this app asks readers for a token"))
+        }
+        Speaker::User(identity) => must_read(identity),
+        Speaker::Anonymous | Speaker::Server => Ok(()),
     }
-    Ok(())
 }
 
 pub(super) fn not_found(path: &str) -> Problem {

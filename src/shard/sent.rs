@@ -147,10 +147,13 @@ impl Shard {
         let Some(behind) = &mut client.behind else { return };
         (behind.blocked_since_ms, behind.last_try) = (None, false);
         if behind.rest.is_empty() {
-            let resuming: Option<TopicNo> =
-                client.subs().find(|sub| matches!(sub.state, SubState::Resuming { asked: 0, .. })).map(|sub| sub.topic);
-            if let Some(no) = resuming {
+            // Each that waits for this, until one has something to say: nothing else would call those behind it.
+            let resuming = client.subs().filter(|sub| matches!(sub.state, SubState::Resuming { asked: 0, .. }));
+            for no in resuming.map(|sub| sub.topic).collect::<Vec<_>>() {
                 self.continue_resume(now, id, no);
+                if self.client(id).and_then(|client| client.behind.as_ref()).is_some_and(|it| !it.rest.is_empty()) {
+                    break;
+                }
             }
         }
         let Some(client) = self.places[slot as usize].client.as_mut() else { return };
@@ -162,6 +165,8 @@ impl Shard {
         client.behind = None;
         if client.paused {
             client.paused = false;
+            // What it said meanwhile is only read now.
+            client.seen_s = now.mono_s() as u32;
             self.actions.push_back(Action::ResumeReads(id));
         }
         if client.phase == Phase::Closing {

@@ -11,6 +11,7 @@ use super::{Action, Pending, Shard};
 use crate::base::{AppId, ClientId, Given, Name, Now, RoomId};
 use crate::fanout::client::{Behind, Owed, Phase, Sub, SubState};
 use crate::fanout::index::TopicNo;
+use crate::fanout::tick_no::TickNo;
 use crate::post::letters::{Range, ToOrchestrator};
 use crate::wire::close::Closing;
 use crate::wire::event::KindSet;
@@ -33,7 +34,7 @@ impl Shard {
     /// One synchronous step: filter and index, then the head; the answer goes out now, or when the head is known.
     pub(super) fn subscribe(&mut self, now: Now, id: ClientId, topic: &Topic, room: u32, filter: KindSet, owed: Owed) {
         let known = self.index.find(Scope::Channel, topic.hash, topic.app.as_str(), topic.name.as_str());
-        let first_tick = known.and_then(|no| self.channel_mut(no)).map_or(1, |channel| channel.tick);
+        let first_tick = known.and_then(|no| self.channel_mut(no)).map_or(TickNo::FIRST, |channel| channel.tick);
         let Ok(subscribed) = self.index.subscribe(topic, room, id.slot, first_tick) else {
             self.close(now, id, Closing::Overloaded("this core watches as many channels as it may"));
             return;
@@ -50,6 +51,10 @@ impl Shard {
         let dialect = self.dialect_of(id);
         if let Some(client) = self.client_mut(id) {
             let state = SubState::Opening(Box::new(owed));
+            if let Some(identity) = &mut client.identity {
+                // It was given a seat, so no ban is in force.
+                identity.banned.retain(|(channel, _)| channel != topic.name.as_str());
+            }
             client.add_sub(Sub { topic: no, position: subscribed.position, room, filter, state, begins: None });
         }
         self.attend(id, topic);
@@ -123,7 +128,7 @@ impl Shard {
         let place = &mut self.places[id.slot as usize];
         let client = place.client.as_mut().filter(|_| !first && place.generation == id.generation);
         if let Some(behind) = client.and_then(|client| client.behind.as_mut()) {
-            behind.fill_critical(&mut self.account);
+            behind.fill_critical(dialect, &mut self.account);
         }
         self.say_first(id, &[frame]);
         if resumes {

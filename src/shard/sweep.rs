@@ -102,8 +102,10 @@ impl Shard {
             self.try_once_more(id);
         }
         let Some(client) = self.client_mut(id) else { return };
-        // A stream's client never says anything; writing to it shows whether it is there.
-        let silent_s = if client.dialect == Dialect::Sse { 0 } else { now_s.saturating_sub(client.seen_s) };
+        // A stream's client never says anything, and who is not read is not heard: writing to them shows whether they are
+        // there.
+        let unheard = client.dialect == Dialect::Sse || client.paused;
+        let silent_s = if unheard { 0 } else { now_s.saturating_sub(client.seen_s) };
         if silent_s >= close_after {
             self.close(now, id, Closing::Silent);
             return;
@@ -118,7 +120,7 @@ impl Shard {
         client.expiry_told |= tells_expiry;
         let beats = client.heartbeat_at_s != 0 && client.heartbeat_at_s <= now_s;
         if beats {
-            client.heartbeat_at_s = now_s + u32::from(client.heartbeat_s);
+            client.heartbeat_at_s = now_s + u32::from(client.beat_s());
         }
         let pings = match client.ping {
             // Looks at those who joined at one moment are spread, and so their first pings are.
@@ -129,7 +131,7 @@ impl Shard {
         if pings {
             client.ping = Ping::Waits;
         }
-        let heard_s = if client.dialect == Dialect::Sse { now_s } else { client.seen_s };
+        let heard_s = if unheard { now_s } else { client.seen_s };
         let next_silence = heard_s + if client.ping == Ping::Waits { close_after } else { ping_after };
         let next_stall = blocked.map(|since| ((since + max_stall_ms) / 1_000 + 1) as u32);
         let next_beat = Some(client.heartbeat_at_s).filter(|&at| at != 0);

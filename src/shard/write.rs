@@ -112,7 +112,7 @@ impl Shard {
                     return;
                 }
                 let frozen = channel.open.freeze(channel.tick, &channel.name, &channel.dialects());
-                channel.tick = channel.tick.wrapping_add(1);
+                channel.tick = channel.tick.next();
                 channel.entered = false;
                 self.full -= u32::from(std::mem::take(&mut channel.full));
                 self.stages.ticks += 1;
@@ -152,7 +152,7 @@ impl Shard {
         while cursor < members.len() && batch.sends.len() < max && *visits < VISITS_MAX {
             let member = members[cursor];
             cursor += 1;
-            if member.client == TOMBSTONE || member.first_tick > frozen.number {
+            if member.client == TOMBSTONE || member.first_tick.is_after(frozen.number) {
                 *visits += 1;
                 continue;
             }
@@ -217,6 +217,9 @@ impl Shard {
             return;
         };
         channel.walk = None;
+        if channel.tick.is_milestone() {
+            self.index.renew(no, channel.tick);
+        }
         if self.index.should_compact(no) {
             let places = &mut self.places;
             self.index.compact(no, |slot, position| {
@@ -300,7 +303,7 @@ fn choose_way(client: &Client, busy: bool, no: TopicNo, frozen: &Frozen) -> Way 
         return Way::Nothing;
     }
     let as_it_is = from == 0
-        && sub.begins.as_ref().is_none_or(|begins| begins.tick < frozen.number || begins.lost.is_none())
+        && sub.begins.as_ref().is_none_or(|begins| frozen.number.is_after(begins.tick) || begins.lost.is_none())
         && !matches!(sub.state, SubState::Resuming { .. })
         && client.phase == Phase::Open
         && client.behind.is_none()
@@ -341,7 +344,7 @@ pub(super) fn queue_from(
     let (filter, resuming) = client
         .sub(no)
         .map_or((KindSet::ALL, false), |sub| (sub.filter, matches!(sub.state, SubState::Resuming { .. })));
-    let (conn, dialect) = (client.conn, client.dialect);
+    let conn = client.conn;
     let behind = client.behind.get_or_insert_with(Box::<Behind>::default);
     for (i, sealed) in frozen.frames.iter().enumerate().skip(part.from) {
         let row = sealed.kind().row();
@@ -353,10 +356,7 @@ pub(super) fn queue_from(
         } else if !critical && (resuming || !filter.contains(row.kind)) {
             account.of_mut(row.class).filtered += 1;
         } else {
-            let payload = match dialect {
-                Dialect::Json => Payload::Event(sealed.clone()),
-                Dialect::Rkyv | Dialect::Sse => Payload::Own(frozen.encoded(dialect).frame(i).into()),
-            };
+            let payload = Payload::Event(sealed.clone());
             let entry = entry(now, row.kind, no.0, sealed.seq(), frozen.keys[i], payload);
             let verdict = behind.outbox.push(options, account, entry);
             queued.written += 1;

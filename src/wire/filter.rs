@@ -9,7 +9,8 @@ use super::problem::Problem;
 /// The most event types in one `filter`.
 const FILTER_KINDS_MAX: usize = 32;
 
-/// The types that a filter lets through: names, or `prefix.*`.
+/// The types that a filter lets through: names, or `prefix.*`; without any, all. Custom events have one kind together, so
+/// the name of one lets all of them through.
 ///
 /// # Errors
 /// 400, naming what is not in the registry.
@@ -33,7 +34,8 @@ pub fn parse_filter<'t>(parts: impl Iterator<Item = &'t str>) -> Result<KindSet,
             return Err(bad("bad_filter", format!("filter {part:?} names no event type")));
         }
     }
-    Ok(set)
+    // Nothing named is nothing wished.
+    Ok(if set == KindSet::default() { KindSet::ALL } else { set })
 }
 
 fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
@@ -48,6 +50,7 @@ mod tests {
     fn filters() {
         assert_eq!(parse_filter("nonsense".split(',')).unwrap_err().code, "bad_filter");
         assert_eq!(parse_filter("mess*".split(',')).unwrap_err().code, "bad_filter");
+        assert_eq!(parse_filter(" ,".split(',')), Ok(KindSet::ALL), "no wish is no filter");
         let set = parse_filter("message.new,message.new".split(',')).unwrap();
         assert!(set.contains(EventKind::MessageNew) && !set.contains(EventKind::MessageUpdated));
     }

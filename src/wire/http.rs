@@ -82,6 +82,8 @@ pub fn parse_head(head: &[u8]) -> Result<Head, Problem> {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let Some(route) = route(path)? else { return Ok(Head::Other) };
     let accept = match route {
+        // A browser asks before it calls from a page of another origin: the API answers that.
+        Route::Stream { .. } if request.method == Some("OPTIONS") => return Ok(Head::Other),
         Route::Stream { .. } => {
             check_stream(&request)?;
             String::new()

@@ -26,7 +26,9 @@ impl Problem {
     /// A refusal without further headers.
     #[must_use]
     pub fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, code, detail: detail.into(), retry_after_s: None, header: None, member: None }
+        // RFC 9110 §15.5.2: every 401 says how.
+        let header = (status == 401).then(|| Box::new(("www-authenticate", "Bearer".to_owned())));
+        Self { status, code, detail: detail.into(), retry_after_s: None, header, member: None }
     }
 
     /// The same, to be tried again after `seconds`.

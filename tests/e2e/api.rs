@@ -36,6 +36,17 @@ fn a_repeat_with_the_same_key_gets_the_first_answer_and_one_message() {
     // Another author's key is another key.
     let other = format!("Authorization: Bearer {}\r\nIdempotency-Key: k-1\r\n", node.token("ann"));
     assert_ne!(http.request("POST", &path, &other, r#"{"text":"mine"}"#).json()["id"], first.json()["id"]);
+    // And a key belongs to one call in one channel: nothing is said to be done that was not.
+    let elsewhere = format!("/v1/demo/channels/{}/messages", fresh("idem"));
+    let fields = fields.replace("k-2", "k-1");
+    let there = http.request("POST", &elsewhere, &fields, r#"{"text":"there"}"#);
+    assert_eq!((there.status, &there.json()["seq"]), (201, &json!(1)));
+    assert_ne!(there.json()["id"], first.json()["id"]);
+    let message = format!("{path}/{}", first.json()["id"].as_str().unwrap());
+    assert_eq!(http.request("PATCH", &message, &fields, r#"{"text":"changed"}"#).status, 200);
+    assert!(http.get(&path).body.contains("changed"));
+    http.request("DELETE", &message, &format!("{fields}Idempotency-Key: k-1\r\n"), "")
+        .assert_problem(400, "field_twice");
     for bad in [String::new(), "x".repeat(129)] {
         let fields = format!("Authorization: Bearer {}\r\nIdempotency-Key: {bad}\r\n", node.key());
         http.request("POST", &path, &fields, r#"{"text":"x"}"#).assert_problem(400, "bad_idempotency_key");

@@ -325,6 +325,15 @@ fn a_token_s_rights_are_all_it_may() {
     }
     let mute = token_with(node, "ann", &json!({"can": ["write"]}));
     call(node, "GET", &messages, &mute, "").assert_problem(403, "no_right_to_read");
+    assert_eq!(call(node, "POST", &messages, &mute, r#"{"text":"x"}"#).status, 201, "who writes need not read");
+    let mut refused = Client::raw(node.listen);
+    refused.send(crate::client::handshake(&format!("/v1/demo/channels/{channel}/ws?token={mute}"), "").as_bytes());
+    refused.refusal().assert_problem(403, "no_right_to_read");
+    // No channel is no channel, and a time may have a fraction.
+    let nowhere = token_with(node, "ann", &json!({"channels": []}));
+    call(node, "GET", &messages, &nowhere, "").assert_problem(403, "no_right");
+    let fraction = token_with(node, "ann", &json!({"exp": unix_s() as f64 + 60.5, "nbf": 0.5}));
+    assert_eq!(call(node, "GET", &messages, &fraction, "").status, 200);
     // Channels by pattern, over HTTP, at the upgrade, and for what is subscribed later.
     let token = token_with(node, "ann", &json!({"channels": [channel, "open-*"]}));
     assert_eq!(call(node, "GET", &messages, &token, "").status, 200);
@@ -338,6 +347,24 @@ fn a_token_s_rights_are_all_it_may() {
     assert_eq!(viewer.next_of("subscribed")["channel"], "open-door");
     viewer.say(&json!({"type": "subscribe", "id": 2, "channel": "closed"}));
     assert_eq!(viewer.next_of("error")["code"], "no_right");
+    // A newer token counts in full: its channels, and its tags.
+    let newer = token_with(node, "ann", &json!({"channels": ["other-*"], "tags": [channel]}));
+    viewer.say(&json!({"type": "auth", "id": 3, "token": newer}));
+    assert_eq!(viewer.next_of("unsubscribed")["channel"], "open-door");
+    viewer.next_of("authenticated");
+    call(node, "POST", &format!("tags/{channel}/events"), &node.key(), r#"{"type":"custom.tagged"}"#);
+    viewer.next_of("custom.tagged");
+    viewer.say(&json!({"type": "auth", "id": 4, "token": token}));
+    viewer.next_of("authenticated");
+    call(node, "POST", &format!("tags/{channel}/events"), &node.key(), r#"{"type":"custom.unseen"}"#);
+    viewer.say(&json!({"type": "ping", "id": 5}));
+    loop {
+        let event = viewer.event();
+        assert_ne!(event["type"], "custom.unseen");
+        if event["type"] == "pong" {
+            break;
+        }
+    }
     // What a token says must be well formed.
     for (more, code) in [
         (json!({"sub": "a b"}), "bad_subject"),
@@ -358,6 +385,9 @@ fn a_heartbeat_and_a_filter_are_asked_for_in_the_query() {
     let body = json!({"type": "custom.yes"}).to_string();
     assert_eq!(call(node, "POST", &format!("channels/{channel}/events"), &node.key(), &body).status, 202);
     assert_eq!(viewer.next_of("custom.yes")["channel"], json!(channel));
+    let mut stream = Client::raw(node.listen);
+    stream.send(format!("GET /v1/demo/channels/{channel}/sse?heartbeat=1 HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes());
+    stream.wait_for("event: health.check\ndata: {");
     let beats = [viewer.next_of("health.check"), viewer.next_of("health.check")];
     let ts: Vec<u64> = beats.iter().map(|beat| beat["ts"].as_u64().unwrap()).collect();
     assert!((500..5_000).contains(&(ts[1] - ts[0])), "{ts:?}");

@@ -121,6 +121,8 @@ fn unfinished_messages_are_limited_and_one_more_is_1013() {
     let held = |metrics: &Metrics| metrics.sum("ringcast_used", "what=\"contexts\"");
     node.await_metrics("the place is taken", |metrics| held(metrics) == 1);
     second.send(&ping);
+    assert_eq!(second.event(), json!({"type": "pong"}), "who says something whole needs no place");
+    second.send(&ping[..8]);
     let close = loop {
         let heard = second.next();
         if heard.opcode == CLOSE {

@@ -56,6 +56,28 @@ fn a_retracted_text_is_gone_from_history_and_only_the_backend_retracts() {
 }
 
 #[test]
+fn a_retracted_text_is_gone_from_its_edits_and_from_what_a_reader_catches_up_with() {
+    let (node, channel) = (shared(), fresh("retract"));
+    let mut viewer = node.watch(&channel);
+    let epoch = viewer.ready()["epoch"].as_str().unwrap().to_owned();
+    let id = post_as(node, &channel, "ann", "harmless");
+    let path = format!("/v1/demo/channels/{channel}/messages/{id}");
+    assert_eq!(call(node, "PATCH", &path, &node.token("ann"), r#"{"text":"a secret"}"#).status, 200);
+    node.post_text(&channel, "behind it");
+    assert_eq!(call(node, "POST", &format!("{path}/retract"), &node.key(), "").status, 200);
+    viewer.next_of("message.retracted");
+    let mut late = node.watch_with(&channel, &format!("?epoch={epoch}&since=1"));
+    assert_eq!(late.ready()["recovered"], true);
+    loop {
+        let event = late.event();
+        assert!(!event.to_string().contains("a secret"), "{event}");
+        if event["type"] == "message.retracted" {
+            break;
+        }
+    }
+}
+
+#[test]
 fn reactions_come_by_http_and_by_command() {
     let (node, channel) = (shared(), fresh("react"));
     let mut viewer = node.watch_as(&channel, "bob");
@@ -109,12 +131,19 @@ fn a_ban_ends_live_connections_and_stops_joins_and_posts_until_it_is_lifted() {
     viewer.expect_close(4403);
     let posts = format!("/v1/demo/channels/{channel}/messages");
     call(node, "POST", &posts, &node.token(&user), r#"{"text":"x"}"#).assert_problem(403, "banned");
+    let events = posts.replace("/messages", "/events");
+    let custom = r#"{"type":"custom.x"}"#;
+    call(node, "POST", &events, &node.token(&user), custom).assert_problem(403, "banned");
     let mut refused = Client::raw(node.listen);
     let join = format!("/v1/demo/channels/{channel}/ws?token={}", node.token(&user));
     refused.send(crate::client::handshake(&join, "").as_bytes());
     refused.refusal().assert_problem(403, "banned");
     assert_eq!(call(node, "DELETE", &path, &node.key(), "").status, 200);
     assert_eq!(call(node, "POST", &posts, &node.token(&user), r#"{"text":"x"}"#).status, 201);
+    let mut witness = node.watch(&channel);
+    witness.ready();
+    assert_eq!(call(node, "POST", &events, &node.token(&user), custom).status, 202);
+    assert_eq!(witness.next_of("custom.x")["user"]["id"], json!(user));
 }
 
 #[test]
@@ -151,6 +180,26 @@ fn a_ban_from_one_channel_leaves_the_others() {
     assert_eq!(viewer.next_of("message.new")["text"], "seen");
     viewer.say(&json!({"type": "subscribe", "id": 2, "channel": banned}));
     assert_eq!(viewer.next_of("error")["code"], "banned");
+    let word = json!({"type": "event", "id": 3, "channel": banned, "name": "custom.x"});
+    viewer.say(&word);
+    assert_eq!(viewer.next_of("error")["code"], "banned");
+    viewer.say(&json!({"type": "auth", "id": 4, "token": node.token(&user)}));
+    viewer.next_of("authenticated");
+    viewer.say(&word);
+    assert_eq!(viewer.next_of("error")["code"], "banned", "a newer token lifts no ban");
+    // A ban of the whole app is another one, and stays when that of the channel is lifted by either way to name it.
+    let bans = format!("/v1/demo/bans/{user}");
+    assert_eq!(call(node, "DELETE", &bans, &node.key(), &body).status, 200);
+    viewer.say(&json!({"type": "subscribe", "id": 5, "channel": banned}));
+    viewer.next_of("subscribed");
+    viewer.say(&word);
+    assert_eq!(viewer.next_of("ack")["id"], 3);
+    assert_eq!(call(node, "PUT", &bans, &node.key(), "").status, 200);
+    viewer.next_of("user.banned");
+    viewer.expect_close(4403);
+    assert_eq!(call(node, "DELETE", &bans, &node.key(), &body).status, 200);
+    let posts = format!("/v1/demo/channels/{kept}/messages");
+    call(node, "POST", &posts, &node.token(&user), r#"{"text":"x"}"#).assert_problem(403, "banned");
 }
 
 /// Reads a stream until `until` stands in it.
@@ -197,6 +246,9 @@ fn a_browser_may_ask_whether_its_page_may_call() {
     let (node, channel) = (shared(), fresh("cors"));
     let path = format!("/v1/demo/channels/{channel}/messages");
     let answer = node.http().request("OPTIONS", &path, "Origin: https://a.example\r\n", "");
+    assert_eq!((answer.status, answer.field("access-control-allow-origin")), (204, Some("https://a.example")));
+    let stream = path.replace("/messages", "/sse");
+    let answer = node.http().request("OPTIONS", &stream, "Origin: https://a.example\r\n", "");
     assert_eq!((answer.status, answer.field("access-control-allow-origin")), (204, Some("https://a.example")));
     let answer = node.http().request("GET", &path, "Origin: https://a.example\r\n", "");
     assert_eq!((answer.status, answer.field("access-control-allow-origin")), (200, Some("https://a.example")));

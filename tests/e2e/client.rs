@@ -207,6 +207,13 @@ impl Client {
         rest
     }
 
+    /// Waits until this text has come.
+    pub(crate) fn wait_for(&mut self, text: &str) {
+        while !String::from_utf8_lossy(&self.buffer[self.at..]).contains(text) {
+            assert!(self.more(), "the connection ended without {text:?}");
+        }
+    }
+
     /// A refusal: status, head and document.
     pub(crate) fn refusal(&mut self) -> Answer {
         let head = self.head().expect("an answer");
@@ -368,6 +375,7 @@ impl Answer {
     pub(crate) fn assert_problem(&self, status: u16, code: &str) {
         assert_eq!(self.status, status, "{self:?}");
         assert_eq!(self.field("content-type"), Some("application/problem+json"), "{self:?}");
+        assert_eq!(self.field("www-authenticate").is_some(), status == 401, "{self:?}");
         let json = self.json();
         assert_eq!((json["status"].as_u64(), json["code"].as_str()), (Some(u64::from(status)), Some(code)), "{json}");
         assert!(json["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{json}");

@@ -258,3 +258,24 @@ fn who_sends_faster_than_it_may_and_does_not_stop_is_4429() {
     }
     node.assert_alive();
 }
+
+#[test]
+fn a_page_of_long_messages_is_cut_and_closes_nobody() {
+    let (node, channel) = (shared(), fresh("long"));
+    let mut viewer = node.watch(&channel);
+    viewer.ready();
+    let long = "x".repeat(16_000);
+    for _ in 0..20 {
+        node.post_text(&channel, &long);
+        viewer.next_of("message.new");
+    }
+    let seqs = |page: &Value| -> Vec<u64> {
+        page["messages"].as_array().unwrap().iter().map(|message| message["seq"].as_u64().unwrap()).collect()
+    };
+    viewer.say(&json!({"type": "history", "channel": channel, "since": 0, "limit": 100}));
+    let first = seqs(&viewer.next_of("history"));
+    assert!(first.len() > 1 && first.len() < 20 && first[0] == 1, "{first:?}");
+    viewer.say(&json!({"type": "history", "channel": channel, "limit": 100}));
+    let latest = seqs(&viewer.next_of("history"));
+    assert!(latest.len() > 1 && latest.len() < 20 && latest.last() == Some(&20), "{latest:?}");
+}

@@ -157,7 +157,8 @@ fn case_c3_a_reader_that_never_reads_is_closed_and_memory_stays_flat() {
         if metrics.sum("ringcast_closed_slow_total", "") == 1 {
             break metrics;
         }
-        assert!(began.elapsed() < Duration::from_secs(45), "{}", metrics.0);
+        // Its kernel may acknowledge late what it had taken before: then the last try finds room for a few bytes, once.
+        assert!(began.elapsed() < Duration::from_secs(80), "{}", metrics.0);
         std::thread::sleep(Duration::from_millis(100));
     };
     assert_eq!(metrics.sum("ringcast_connections", ""), 1);

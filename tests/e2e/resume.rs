@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, PATIENCE, text};
 use crate::node::{LOOK, Node, fresh, shared, temp_dir};
 
 fn position(ready: &Value) -> (String, u64) {
@@ -267,4 +267,37 @@ fn a_subscription_resumes_like_a_connection() {
     assert_eq!(client.event()["text"], "two");
     node.post_text(&channel, "three");
     assert_eq!(client.event()["text"], "three");
+}
+
+#[test]
+fn two_channels_that_are_caught_up_with_at_once_are_both_live_then() {
+    let node = shared();
+    let channels = [fresh("both"), fresh("both")];
+    let epochs = channels.each_ref().map(|channel| {
+        let epoch = node.watch(channel).ready()["epoch"].as_str().unwrap().to_owned();
+        for text in ["one", "two"] {
+            node.post_text(channel, text);
+        }
+        epoch
+    });
+    let mut viewer = Client::open(node.listen, "/v1/demo/ws");
+    viewer.ready();
+    let words = channels.iter().zip(&epochs).map(|(channel, epoch)| {
+        text(&json!({"type": "subscribe", "channel": channel, "epoch": epoch, "since": 1}).to_string())
+    });
+    viewer.send(&words.collect::<Vec<_>>().concat());
+    let mut caught_up = [false; 2];
+    while caught_up != [true; 2] {
+        let event = viewer.event();
+        if event["type"] == "message.new" {
+            assert_eq!(event["text"], "two");
+            caught_up[usize::from(event["channel"] == json!(channels[1]))] = true;
+        }
+    }
+    for channel in &channels {
+        let events = format!("/v1/demo/channels/{channel}/events");
+        let answer = node.http().post(&events, &node.key(), r#"{"type":"custom.live"}"#);
+        assert_eq!(answer.status, 202);
+        assert_eq!(viewer.next_of("custom.live")["channel"], json!(channel));
+    }
 }

@@ -237,6 +237,7 @@ impl Bench {
                 ToShard::Done { ticket, answer: if no { Err(refusal()) } else { Ok(()) } }
             }
             ToOrchestrator::Ban { ticket, .. }
+            | ToOrchestrator::AskWord { ticket, .. }
             | ToOrchestrator::ChangeAlarm { ticket, .. }
             | ToOrchestrator::SetLimits { ticket, .. } => {
                 ToShard::Done { ticket, answer: if no { Err(refusal()) } else { Ok(()) } }

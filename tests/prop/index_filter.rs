@@ -4,6 +4,7 @@ use crate::{Rng, for_seeds};
 use ringcast::base::Name;
 use ringcast::fanout::filter::Filter;
 use ringcast::fanout::index::{Index, IndexOptions, Subscribed, TOMBSTONE, TopicNo};
+use ringcast::fanout::tick_no::TickNo;
 use ringcast::wire::topic::{Scope, Topic, TopicHasher};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +46,7 @@ impl World {
             return;
         }
         let Subscribed { topic, position, new_topic } =
-            self.index.subscribe(&self.topics[which], room, client, first_tick).expect("far below the limit");
+            self.index.subscribe(&self.topics[which], room, client, TickNo(first_tick)).expect("far below the limit");
         assert_eq!(new_topic, members.is_empty());
         assert!(members.values().all(|&(.., taken)| taken != position), "a place is given to one member");
         members.insert(client, (room, first_tick, position));
@@ -91,7 +92,7 @@ impl World {
             let number = self.numbers[which];
             let live = self.index.members(number).iter().enumerate().filter(|(_, member)| member.client != TOMBSTONE);
             let found: BTreeMap<_, _> =
-                live.map(|(at, member)| (member.client, (member.room, member.first_tick, at as u32))).collect();
+                live.map(|(at, member)| (member.client, (member.room, member.first_tick.0, at as u32))).collect();
             assert_eq!(&found, members);
             assert_eq!(self.index.live(number) as usize, members.len());
             let mut rooms = BTreeMap::new();
@@ -224,7 +225,7 @@ fn rule_05_a_walk_meets_everybody_it_concerns_once_and_nobody_else() {
             let end = world.index.members(number).len();
             for position in 0..end {
                 let member = world.index.members(number)[position];
-                if member.client != TOMBSTONE && member.first_tick <= tick {
+                if member.client != TOMBSTONE && !member.first_tick.is_after(TickNo(tick)) {
                     assert!(met.insert(member.client) && concerned.contains(&member.client));
                 }
                 // Between two slices of the walk clients come, of whom the next tick is the first, and go.

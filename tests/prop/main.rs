@@ -4,6 +4,7 @@
 //! A failure names its seed; `RINGCAST_PROP_SEED=<seed>` runs that one alone.
 
 mod behind;
+mod ceiling;
 mod crowd;
 mod group_commit;
 mod index_filter;
@@ -17,6 +18,7 @@ mod seating;
 mod silence;
 #[path = "../stage/mod.rs"]
 mod stage;
+mod ticks;
 
 pub(crate) use rng::Rng;
 

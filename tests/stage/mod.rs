@@ -10,6 +10,7 @@ use ringcast::post::letters::{Page, ToOrchestrator, ToShard};
 use ringcast::shard::{Action, Origin, SendBatch, SendResult, Shard, ShardOptions};
 use ringcast::wire::event::EventKind;
 use ringcast::wire::http::{Head, parse_head};
+use ringcast::wire::problem::Problem;
 use ringcast::wire::sealed::{Event, Sealed};
 use ringcast::wire::topic::{Scope, Topic, TopicHasher};
 
@@ -44,10 +45,15 @@ impl Stage {
 
     /// A viewer asks to join a channel.
     pub(crate) fn join_channel(&mut self, channel: &str, heard: &mut impl FnMut(&Action)) {
+        self.knock(channel).expect("a ticket");
+        self.act(heard);
+    }
+
+    /// A viewer asks, and is not answered yet.
+    pub(crate) fn knock(&mut self, channel: &str) -> Result<u64, Problem> {
         let head = format!("GET /v1/demo/channels/{channel}/ws HTTP/1.1\r\n{FIELDS}");
         let Ok(Head::Upgrade(upgrade)) = parse_head(head.as_bytes()) else { panic!("the head is an upgrade") };
-        self.shard.on_upgrade(self.now, &upgrade, Origin { address: None, loopback: true }).expect("a ticket");
-        self.act(heard);
+        self.shard.on_upgrade(self.now, &upgrade, Origin { address: None, loopback: true })
     }
 
     /// Answers what the shard asks; whatever else it wants done is told.

@@ -88,7 +88,9 @@ impl Core {
             let (shard, requests, bell) = (Rc::clone(&shard), Rc::clone(&requests), Rc::clone(&bell));
             let proxies = Rc::clone(&proxies);
             async move {
-                let cors = shard.borrow().cors_origin(request.head.uri.path(), request.field("origin"));
+                // One that is said twice is refused below.
+                let origin = request.field("origin").ok().flatten();
+                let cors = shard.borrow().cors_origin(request.head.uri.path(), origin);
                 if let Some(answer) = api::preflight(&request, cors.as_deref()) {
                     return answer;
                 }
@@ -96,7 +98,10 @@ impl Core {
                     Ok(from) => from,
                     Err(problem) => return problem.into(),
                 };
-                let outcome = shard.borrow_mut().on_request(clock.now(), &api::request(&request, from));
+                let outcome = match api::request(&request, from) {
+                    Ok(request) => shard.borrow_mut().on_request(clock.now(), &request),
+                    Err(problem) => return problem.into(),
+                };
                 // Whatever it wants done, the loop does.
                 bell.ring();
                 let mut answer = match outcome {

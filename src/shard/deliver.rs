@@ -100,10 +100,9 @@ impl Shard {
             channel.full = true;
             self.full += 1;
         }
-        if !channel.queued {
-            channel.queued = true;
-            // A critical event waits for no other channel's walk.
-            if row.class == Class::Critical { self.queue.push_front(no) } else { self.queue.push_back(no) }
+        // Most find the channel where it is already.
+        if !channel.queued || row.class == Class::Critical {
+            self.queue_walk(no);
         }
     }
 
@@ -232,10 +231,7 @@ impl Shard {
                     // follows waits for the next one.
                     channel.open.lose(no.0, since + 1, first - 1);
                     channel.head = Head::Asked { held, since: Some(first - 1) };
-                    if !channel.queued {
-                        channel.queued = true;
-                        self.queue.push_back(no);
-                    }
+                    self.queue_walk(no);
                     self.retry_heads.push(no);
                     return;
                 }

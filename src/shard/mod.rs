@@ -25,6 +25,7 @@ mod request;
 mod sent;
 mod subscribe;
 mod sweep;
+mod walks;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -53,6 +54,7 @@ use crate::wire::socket::ContextPool;
 use crate::wire::topic::TopicHasher;
 
 use channel::Channel;
+use walks::Walks;
 
 /// What the shard wants done outside.
 #[derive(Debug)]
@@ -156,8 +158,7 @@ pub struct Shard {
     channels: Vec<Option<Box<Channel>>>,
     /// How many of them are full.
     full: u32,
-    /// Channels whose ticks are walked in turn.
-    queue: VecDeque<TopicNo>,
+    walks: Walks,
     /// Clients that are behind and may write.
     ready: VecDeque<u32>,
     batch_number: u64,
@@ -208,7 +209,7 @@ impl Shard {
             clients: 0,
             channels: Vec::new(),
             full: 0,
-            queue: VecDeque::new(),
+            walks: Walks::default(),
             ready: VecDeque::new(),
             batch_number: 0,
             pending: BTreeMap::new(),
@@ -261,7 +262,7 @@ impl Shard {
     /// Something waits to be written now.
     #[must_use]
     pub fn has_fanout(&self) -> bool {
-        !self.queue.is_empty() || !self.ready.is_empty()
+        !self.walks.is_empty() || !self.ready.is_empty()
     }
 
     /// There is room for more events in every open tick. Else they wait in their mailbox, and pressure reaches who posts

@@ -62,6 +62,14 @@ pub struct ShardOptions {
     pub echo: bool,
 }
 
+impl ShardOptions {
+    /// After a last try that put something into the socket the next is due so soon, in milliseconds.
+    #[must_use]
+    pub const fn stall_grace_ms(&self) -> u32 {
+        self.max_stall_ms / 3
+    }
+}
+
 impl Default for ShardOptions {
     fn default() -> Self {
         Self {

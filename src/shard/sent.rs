@@ -105,12 +105,16 @@ impl Shard {
         }
     }
 
-    /// The socket takes no more for now.
+    /// The socket takes no more for now. What a last try puts there may be no more than room that the kernel found in its own
+    /// buffers, and no sign of a reader; so the next one is due soon, and before the kernel gives the peer up by itself.
     fn block(&mut self, now: Now, id: ClientId) {
-        let stall_s = self.options.max_stall_ms.div_ceil(1_000);
+        let (stall_ms, grace_ms) = (self.options.max_stall_ms, self.options.stall_grace_ms());
         let Some(client) = self.client_mut(id) else { return };
+        let mut stall_s = stall_ms.div_ceil(1_000);
         if let Some(behind) = &mut client.behind {
-            behind.blocked_since_ms.get_or_insert(now.mono_ms());
+            let spent_ms = if behind.last_try { stall_ms - grace_ms } else { 0 };
+            stall_s = (stall_ms - spent_ms).div_ceil(1_000);
+            behind.blocked_since_ms.get_or_insert(now.mono_ms().saturating_sub(spent_ms.into()));
             behind.last_try = false;
         }
         self.refresh(id.slot);

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use super::batch::{Send, SendBatch, Source};
 use super::channel::Walk;
 use super::deliver::entry;
+use super::walks::Size;
 use super::{BUSY, EASY, Shard};
 use crate::base::{Account, Class, ClientId, Now};
 use crate::fanout::client::{Behind, Client, Payload, Phase, SubState};
@@ -22,8 +23,6 @@ use crate::wire::http::Dialect;
 
 /// The channel number of entries that belong to no channel.
 pub(super) const NO_CHANNEL: u32 = crate::fanout::client::REPLY;
-/// Sends of one channel before the next channel has its turn.
-const TURN_SENDS: usize = 512;
 /// Members that one call looks at without sending, at the most.
 const VISITS_MAX: usize = 4_096;
 
@@ -93,17 +92,24 @@ impl Shard {
 
     fn walk(&mut self, now: Now, batch: &mut SendBatch, max: usize) {
         let mut visits = 0;
-        let mut turn = 0;
-        while batch.sends.len() < max && visits < VISITS_MAX {
-            let Some(&no) = self.queue.front() else { return };
+        // The small first, for they are soon done, and at most half, so that they cannot keep a large one waiting.
+        let half = batch.sends.len() + (max - batch.sends.len()).div_ceil(2);
+        self.walk_those(now, Size::Small, batch, half, &mut visits);
+        self.walk_those(now, Size::Large, batch, max, &mut visits);
+        self.walk_those(now, Size::Small, batch, max, &mut visits);
+    }
+
+    fn walk_those(&mut self, now: Now, size: Size, batch: &mut SendBatch, max: usize, visits: &mut usize) {
+        while batch.sends.len() < max && *visits < VISITS_MAX {
+            let Some(no) = self.walks.first(size) else { return };
             let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else {
-                self.queue.pop_front();
+                self.walks.pop(size);
                 continue;
             };
             if channel.walk.is_none() {
                 if channel.open.is_empty() {
                     channel.queued = false;
-                    self.queue.pop_front();
+                    self.walks.pop(size);
                     continue;
                 }
                 // A second tick of the same channel in one batch could overtake the unwritten end of the first, also where
@@ -121,19 +127,12 @@ impl Shard {
             }
             channel.walked_in = self.batch_number;
             let before = batch.sends.len();
-            let done = self.walk_slice(now, no, batch, max, &mut visits);
-            turn += batch.sends.len() - before;
-            if done {
+            if self.walk_slice(now, no, batch, max, visits) {
+                self.walks.pop(size);
                 self.end_walk(no);
-                turn = 0;
-            } else if turn >= TURN_SENDS {
-                self.queue.rotate_left(1);
-                turn = 0;
+            } else {
+                self.walks.used(size, batch.sends.len() - before, self.options.sends_per_submit as usize);
             }
-        }
-        // Between two batches the others have their turn too.
-        if self.queue.len() > 1 {
-            self.queue.rotate_left(1);
         }
     }
 
@@ -212,11 +211,9 @@ impl Shard {
     }
 
     fn end_walk(&mut self, no: TopicNo) {
-        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else {
-            self.queue.pop_front();
-            return;
-        };
+        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
         channel.walk = None;
+        channel.queued = false;
         if channel.tick.is_milestone() {
             self.index.renew(no, channel.tick);
         }
@@ -228,12 +225,21 @@ impl Shard {
                 }
             });
         }
-        self.queue.pop_front();
-        let Some(channel) = self.channel_mut(no) else { return };
+        self.queue_walk(no);
+    }
+
+    /// The channel's open tick is walked when its turn comes, and a critical event waits for no other channel's.
+    pub(super) fn queue_walk(&mut self, no: TopicNo) {
+        let one_submit = self.index.live(no) <= self.options.sends_per_submit;
+        let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };
+        let urgent = channel.open.counts()[Class::Critical as usize] > 0;
         if channel.open.is_empty() {
-            channel.queued = false;
-        } else {
-            self.queue.push_back(no);
+            return;
+        }
+        if !std::mem::replace(&mut channel.queued, true) {
+            self.walks.push(no, if one_submit { Size::Small } else { Size::Large }, urgent);
+        } else if urgent {
+            self.walks.hurry(no);
         }
     }
 

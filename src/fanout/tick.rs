@@ -145,11 +145,11 @@ impl Tick {
         let bytes = sealed.json_frame().len();
         if may_replace
             && row.class == Class::Mergeable
-            && let Some(at) = self.keys.iter().rposition(|&other| other == key)
-            && self.frames[at].kind() == row.kind
+            && let Some(at) = self.position(row.kind, key)
         {
             let old = std::mem::replace(&mut self.frames[at], sealed.clone());
             self.bytes = self.bytes - old.json_frame().len() + bytes;
+            self.kinds.insert(row.kind);
             self.excludes |= sealed.exclude() != 0;
             return Appended::Merged;
         }
@@ -167,6 +167,12 @@ impl Tick {
         self.excludes |= sealed.exclude() != 0;
         self.frames.push(sealed.clone());
         Appended::Added
+    }
+
+    /// Where the event of this type (as it merges) and key stands.
+    fn position(&self, kind: EventKind, key: u64) -> Option<usize> {
+        let is_it = |at: &usize| self.keys[*at] == key && self.frames[*at].kind().merges_as() == kind.merges_as();
+        (0..self.keys.len()).rev().find(is_it)
     }
 
     /// Closes the tick and opens the next: returns what is walked now. `dialects` asks for
@@ -265,6 +271,14 @@ mod tests {
         assert_eq!(tick.append(&viewers, 7, 5, true, 10_000), Appended::Added);
         assert_eq!(tick.append(&viewers, 7, 5, true, 10_000), Appended::Merged);
         assert_eq!(tick.append(&viewers, 7, 6, true, 10_000), Appended::Added);
+        // Another kind has a place of its own, and neither pushes the other away.
+        let channel = event(EventKind::ChannelUpdated, 0);
+        assert_eq!(tick.append(&channel, 7, 5, true, 10_000), Appended::Added);
+        assert_eq!(tick.append(&viewers, 7, 5, true, 10_000), Appended::Merged);
+        assert_eq!(tick.append(&channel, 7, 5, true, 10_000), Appended::Merged);
+        // Who comes and leaves within a tick has left.
+        assert_eq!(tick.append(&event(EventKind::MemberJoined, 0), 7, 9, true, 10_000), Appended::Added);
+        assert_eq!(tick.append(&event(EventKind::MemberLeft, 0), 7, 9, true, 10_000), Appended::Merged);
         let limit = tick.bytes() + 1;
         assert_eq!(tick.append(&event(EventKind::MessageNew, 4), 7, 0, true, limit), Appended::Overflowed);
         assert_eq!(tick.append(&event(EventKind::MessageNew, 5), 7, 0, true, 100_000), Appended::Overflowed);
@@ -272,8 +286,10 @@ mod tests {
         let frozen = tick.freeze(TickNo(1), "x", &[]);
         let gap = frozen.overflow.as_ref().unwrap();
         assert_eq!((gap.channel, gap.from_seq, gap.to_seq), (7, 4, 5));
-        assert_eq!(frozen.json.ends.len(), 4);
-        assert!(String::from_utf8_lossy(frozen.json.frame(3)).contains("\"from_seq\":4"));
-        assert_eq!((frozen.class(3), frozen.class(2)), (None, Some(Class::Critical)));
+        assert_eq!(frozen.json.ends.len(), 6);
+        assert_eq!(frozen.kind(3), Some(EventKind::MemberLeft));
+        assert!(frozen.kinds.contains(EventKind::MemberLeft));
+        assert!(String::from_utf8_lossy(frozen.json.frame(5)).contains("\"from_seq\":4"));
+        assert_eq!((frozen.class(5), frozen.class(4)), (None, Some(Class::Critical)));
     }
 }

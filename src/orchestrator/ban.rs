@@ -1,10 +1,10 @@
 //! Bans: stored first, then in force, then told to every connection of the user.
 //!
 //! Questions of apps flow in; a ban for the store, then a `user.banned` for the user's partition flow out. Always true: a
-//! ban that was acknowledged survives the process, one that has expired stops nobody, and no more are taken than there may
-//! be.
+//! ban that was acknowledged survives the process, one that has expired stops nobody, no more are taken than there may be,
+//! and a connection that was on its way to its shard when a ban was told hears of it all the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::{Action, Orchestrator};
 use crate::base::{Gauge, Name, Now, ShardId};
@@ -25,6 +25,9 @@ pub(super) struct Bans {
     max: u32,
     saving: BTreeMap<u64, Saving>,
     next: u64,
+    /// Told a moment ago, and told again at this time, in monotonic milliseconds: a connection that had been given its seat
+    /// by then may have reached its shard later. No more than there may be bans; the oldest is told early where one is too many.
+    again: VecDeque<(u64, Ban)>,
 }
 
 #[derive(Debug)]
@@ -80,6 +83,18 @@ impl Bans {
         }
     }
 
+    /// It is in force as it was set.
+    fn holds(&self, ban: &Ban, now_wall_ms: u64) -> bool {
+        let bans = self.in_force.get(&(ban.app.clone(), ban.user.clone()));
+        let set = bans.and_then(|bans| bans.get(&ban.channel));
+        set == Some(&ban.expires_ms) && ban.expires_ms.is_none_or(|expires_ms| expires_ms > now_wall_ms)
+    }
+
+    /// When one is to be told again, in monotonic milliseconds.
+    pub(super) fn wake_at_ms(&self) -> Option<u64> {
+        self.again.front().map(|(at_ms, _)| *at_ms)
+    }
+
     /// Forgets what has expired; the store sweeps its own.
     pub(super) fn sweep(&mut self, now_wall_ms: u64) {
         self.in_force.retain(|_, bans| {
@@ -123,10 +138,39 @@ impl Orchestrator {
             self.bans.apply(&ban, lift);
             if !lift {
                 self.tell_banned(now, &ban);
+                let again_ms = now.mono_ms() + u64::from(self.options.seating.outstanding_expiry_ms);
+                self.bans.again.push_back((again_ms, ban));
             }
             Ok(())
         };
         self.answer(asker, ToShard::Done { ticket, answer });
+    }
+
+    /// Tells once more what was told when seats were on their way that are taken or void by now.
+    pub(super) fn drive_bans(&mut self, now: Now) {
+        while self.bans.again.len() > self.bans.max as usize
+            || self.bans.wake_at_ms().is_some_and(|at_ms| at_ms <= now.mono_ms())
+        {
+            let Some((_, ban)) = self.bans.again.pop_front() else { return };
+            if self.bans.holds(&ban, now.wall_ms) {
+                self.tell_banned(now, &ban);
+            }
+        }
+    }
+
+    /// A connection says only now whose it is: all bans of that user are told to it, and to the user's others again.
+    pub(super) fn tell_bans_of(&mut self, now: Now, app: &Name, user: &Name) {
+        let Some(bans) = self.bans.in_force.get(&(app.clone(), user.clone())) else { return };
+        let ban = |(channel, expires_ms): (&Option<Name>, &Option<u64>)| Ban {
+            app: app.clone(),
+            user: user.clone(),
+            channel: channel.clone(),
+            expires_ms: *expires_ms,
+        };
+        let bans: Vec<Ban> = bans.iter().map(ban).collect();
+        for ban in bans.iter().filter(|ban| ban.expires_ms.is_none_or(|expires_ms| expires_ms > now.wall_ms)) {
+            self.tell_banned(now, ban);
+        }
     }
 
     /// The event is what ends the connections: each shard closes those it delivers it to, behind it.
@@ -180,5 +224,42 @@ mod tests {
         assert!(bans.has_room(&ban(Some("lobby"), None)));
         bans.sweep(1_000);
         assert!(bans.in_force.is_empty() && bans.gauge().used == 0);
+    }
+
+    #[test]
+    fn a_ban_is_told_again_when_no_seat_from_before_it_can_be_on_its_way() {
+        use crate::orchestrator::OrchestratorOptions;
+        use crate::wire::topic::TopicHasher;
+        let name = |text: &str| Name::new(text).unwrap();
+        let ban = |user: &str| Ban { app: name("demo"), user: name(user), channel: None, expires_ms: None };
+        let mut now = Now { mono_us: 1_000_000, wall_ms: 5_000_000 };
+        let options = OrchestratorOptions::default();
+        let expiry_ms = u64::from(options.seating.outstanding_expiry_ms);
+        let mut node = Orchestrator::new(options, TopicHasher::new(1), [], [], now);
+        let told = |node: &mut Orchestrator, now: Now| {
+            let mut told = Vec::new();
+            while let Some(action) = node.poll_action(now) {
+                match action {
+                    Action::SaveBan { number, .. } => node.on_ban_saved(now, number, Ok(())),
+                    Action::Publish { sealed, .. } => told.push(sealed.topic().name.to_string()),
+                    _ => {}
+                }
+            }
+            told
+        };
+        for (user, lift) in [("eve", false), ("mallory", false), ("mallory", true)] {
+            node.ban(1, ShardId(0), ban(user), lift);
+        }
+        assert_eq!(told(&mut node, now), ["eve", "mallory"]);
+        now = now.plus_ms(expiry_ms - 1);
+        assert!(told(&mut node, now).is_empty());
+        assert_eq!(node.bans.wake_at_ms(), Some(now.mono_ms() + 1));
+        now = now.plus_ms(1);
+        assert_eq!(told(&mut node, now), ["eve"], "the other ban was lifted");
+        assert!(told(&mut node, now.plus_ms(expiry_ms)).is_empty());
+        // Whose a connection is may be said later.
+        node.tell_bans_of(now, &name("demo"), &name("eve"));
+        node.tell_bans_of(now, &name("demo"), &name("mallory"));
+        assert_eq!(told(&mut node, now), ["eve"]);
     }
 }

@@ -310,6 +310,13 @@ pub enum ToOrchestrator {
         /// It is lifted.
         lift: bool,
     },
+    /// A connection is this user's from now on: what bans of the user are in force is told as if they were new.
+    AskBans {
+        /// Of this app.
+        app: Name,
+        /// Whose.
+        user: Name,
+    },
     /// Set the alarm of a channel, or clear it.
     ChangeAlarm {
         /// For the answer.

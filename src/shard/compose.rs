@@ -203,6 +203,10 @@ impl Shard {
         client.expiry_told = false;
         self.attend_as(id, known.as_ref());
         self.follow_token(now, id, &app.name);
+        if known.is_none() {
+            let (app, user) = (app.name.clone(), user.clone());
+            self.actions.push_back(Action::Ask(ToOrchestrator::AskBans { app, user }));
+        }
         self.schedule_expiry(now, id);
         Ok(reply::authenticated(command_id, user.as_str(), expires_ms))
     }

@@ -3,6 +3,7 @@
 //! Always true: stored events are appended in the order of their seqs, each once; a hole is filled from the store
 //! before what lies behind it is appended; per event the shard touches the channel and no viewer.
 
+use super::access::ends_access;
 use super::channel::{Channel, HELD_MAX, Head};
 use super::{Pending, Shard};
 use crate::base::{Class, ClientId, Now, Ulid};
@@ -11,18 +12,14 @@ use crate::fanout::index::{TOMBSTONE, TopicNo};
 use crate::fanout::outbox::Entry;
 use crate::fanout::tick::Appended;
 use crate::post::letters::{Page, Range};
-use crate::wire::close::Closing;
 use crate::wire::dialect::Dialect;
 use crate::wire::event::{EventKind, MergeKey};
 use crate::wire::problem::Problem;
-use crate::wire::sealed::{ArchivedMember, Member, Sealed};
+use crate::wire::sealed::{ArchivedMember, Sealed};
 use crate::wire::topic::Scope;
 
 /// Rows asked for at once when a hole is filled or a client resumes.
 const PAGE_ROWS: u32 = 64;
-/// Channels that one connection may be banned from before it ends: as many as it may watch by default.
-const BANNED_MAX: usize = 128;
-
 /// Whom on a shard an event interests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
@@ -129,7 +126,8 @@ impl Shard {
         for slot in slots {
             let id = self.id_of(slot);
             self.account.of_mut(row.class).published += 1;
-            if self.client(id).is_some_and(|client| client.conn == sealed.exclude()) {
+            let knows_it = topic_is_user && ends_access(sealed.kind()) && self.knows_ban(id, sealed);
+            if knows_it || self.client(id).is_some_and(|client| client.conn == sealed.exclude()) {
                 self.account.of_mut(row.class).excluded += 1;
                 continue;
             }
@@ -138,36 +136,6 @@ impl Shard {
             if topic_is_user && ends_access(sealed.kind()) {
                 self.end_access(now, id, sealed);
             }
-        }
-    }
-
-    /// A user is banned or has lost its right: the event is the last that the connection gets, or the channel's last.
-    fn end_access(&mut self, now: Now, id: ClientId, sealed: &Sealed) {
-        let event = sealed.to_event();
-        let channel = event.members.iter().find_map(|(name, member)| match member {
-            Member::Text(text) if name == "channel" => Some(text.as_str()),
-            _ => None,
-        });
-        let Some(channel) = channel else {
-            self.close(now, id, Closing::Revoked);
-            return;
-        };
-        let until = event.members.iter().find_map(|(name, member)| match member {
-            Member::Number(until_ms) if name == "expires_at" => Some(*until_ms),
-            _ => None,
-        });
-        if let Some(identity) = self.client_mut(id).and_then(|client| client.identity.as_mut()) {
-            identity.banned.retain(|(name, _)| name != channel);
-            identity.banned.push((channel.to_owned(), until));
-            if identity.banned.len() > BANNED_MAX {
-                self.close(now, id, Closing::Revoked);
-                return;
-            }
-        }
-        let app = sealed.topic().app.as_str();
-        let hash = self.hasher.hash(Scope::Channel, app, channel);
-        if let Some(no) = self.index.find(Scope::Channel, hash, app, channel) {
-            self.leave_channel(now, id, no);
         }
     }
 
@@ -467,9 +435,4 @@ fn target_of(sealed: &Sealed) -> Option<Ulid> {
         ArchivedMember::Text(text) => Ulid::parse(text.as_str()),
         _ => None,
     }
-}
-
-/// The event ends what its user may do.
-fn ends_access(kind: EventKind) -> bool {
-    matches!(kind, EventKind::UserBanned | EventKind::AccessRevoked)
 }

@@ -5,6 +5,7 @@
 //! [`Shard::poll_fanout`] with [`Shard::on_sent`]). Always true: a client sits in one room of a channel, no room is above
 //! its cap, and the account of deliveries balances.
 
+mod access;
 mod alarm;
 mod audience;
 mod batch;

@@ -236,6 +236,7 @@ impl Shard {
             Some(SubState::Opening(owed)) if owed.first => {
                 let conn = show_conn(self.client(id).map_or(0, |client| client.conn));
                 self.say_first(id, &[reply::ready_without_channel(&conn, self.options.ping_after_s)]);
+                self.answer_further(now, id);
             }
             Some(SubState::Opening(owed)) => {
                 let detail = "the connection left the channel before it was let in";

@@ -84,15 +84,19 @@ impl Shard {
         ticket
     }
 
-    /// Answers a member whose channel's head is known, and lets it in.
+    /// Answers a member whose channel's head is known, and lets it in; nobody before its `connection.ready`.
     pub(super) fn answer_member(&mut self, now: Now, id: ClientId, no: TopicNo) {
         let ping_interval_s = self.options.ping_after_s;
         let shard = self.options.id.0;
         let Some(client) = self.client(id) else { return };
-        let (conn, dialect) = (show_conn(client.conn), client.dialect);
+        let (conn, dialect, awaits_ready) = (show_conn(client.conn), client.dialect, client.awaits_ready());
         let Some(Sub { state: SubState::Opening(owed), room, .. }) = client.sub(no).cloned() else { return };
         let Some(channel) = self.channel_mut(no) else { return };
         let Head::Open { epoch, last_seq } = channel.head else { return };
+        if awaits_ready && !owed.first {
+            channel.waiting.push(id);
+            return;
+        }
         let honoured = owed
             .since
             .map(|since| since.epoch == epoch && since.seq <= last_seq && since.seq + 1 >= channel.first_kept);
@@ -133,6 +137,22 @@ impl Shard {
         self.say_first(id, &[frame]);
         if resumes {
             self.continue_resume(now, id, no);
+        }
+        if first {
+            self.answer_further(now, id);
+        }
+    }
+
+    /// `connection.ready` is said: channels that were subscribed to before, and are known, need not wait any more.
+    pub(super) fn answer_further(&mut self, now: Now, id: ClientId) {
+        let Some(client) = self.client(id) else { return };
+        let opening = client.subs().filter(|sub| matches!(sub.state, SubState::Opening(_)));
+        for no in opening.map(|sub| sub.topic).collect::<Vec<_>>() {
+            let Some(channel) = self.channel_mut(no).filter(|it| matches!(it.head, Head::Open { .. })) else {
+                continue;
+            };
+            channel.waiting.retain(|waiting| *waiting != id);
+            self.answer_member(now, id, no);
         }
     }
 

@@ -3,13 +3,12 @@
 //! Always true: a client leaves filter, index and rooms in one step, its unwritten deliveries are in the account as
 //! lost, and its place is given to nobody before the socket is taken down.
 
-use super::channel::Head;
 use super::deliver::entry;
 use super::write::NO_CHANNEL;
 use super::{Action, Shard};
 use crate::base::alarm::WHEEL_SECONDS;
 use crate::base::{ChannelKey, Class, ClientId, Now};
-use crate::fanout::client::{Behind, Client, Payload, Phase, Ping};
+use crate::fanout::client::{Behind, Client, Payload, Phase, Ping, SubState};
 use crate::fanout::index::{Member, TopicNo};
 use crate::post::letters::ToOrchestrator;
 use crate::wire::close::Closing;
@@ -319,7 +318,7 @@ impl Shard {
             channel.settle_leaver(&member, &sub, &mut self.account);
         }
         channel.count_dialect(dialect, -1);
-        if !matches!(channel.head, Head::Open { .. }) {
+        if matches!(sub.state, SubState::Opening(_)) {
             channel.waiting.retain(|waiting| *waiting != id);
         }
         let topic = self.index.topic(no).cloned();

@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 
 use crate::fanout::index::TopicNo;
 
-/// Submits of one large channel before the next one has its turn: 512 sends, 3 to 8 ms.
-const TURN_SUBMITS: usize = 8;
+/// Submits of one large channel before the next one has its turn: 2,048 sends, 10 to 30 ms. With 512, 5 or 10 channels of
+/// 10,000 viewers together had each walk broken off by the others, and p99 was 300 ms instead of 215.
+const TURN_SUBMITS: usize = 32;
 
 /// How large an audience is beside a submit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,11 @@ impl Walks {
     /// A channel that does not stand here has something to say; an urgent one is the next of its size.
     pub(super) fn push(&mut self, no: TopicNo, size: Size, urgent: bool) {
         let line = self.line(size);
-        if urgent { line.push_front(no) } else { line.push_back(no) }
+        if urgent {
+            line.push_front(no)
+        } else {
+            line.push_back(no)
+        }
         if urgent && size == Size::Large {
             self.turn_sends = 0;
         }

@@ -202,6 +202,43 @@ fn a_ban_from_one_channel_leaves_the_others() {
     call(node, "POST", &posts, &node.token(&user), r#"{"text":"x"}"#).assert_problem(403, "banned");
 }
 
+#[test]
+fn who_says_late_that_it_is_a_banned_user_is_told_and_ended_all_the_same() {
+    let (node, banned, kept, user) = (shared(), fresh("ban"), fresh("kept"), fresh("user"));
+    let bans = format!("/v1/demo/bans/{user}");
+    let body = json!({ "channel": banned }).to_string();
+    assert_eq!(call(node, "PUT", &bans, &node.key(), &body).status, 200);
+    let mut viewer = node.watch(&banned);
+    viewer.ready();
+    viewer.say(&json!({"type": "subscribe", "id": 1, "channel": kept}));
+    viewer.next_of("subscribed");
+    let auth = json!({"type": "auth", "id": 2, "token": node.token(&user)});
+    viewer.say(&auth);
+    viewer.next_of("authenticated");
+    assert_eq!(viewer.next_of("user.banned")["channel"], json!(banned));
+    node.post_text(&banned, "unseen");
+    node.post_text(&kept, "seen");
+    assert_eq!(viewer.next_of("message.new")["text"], "seen");
+    viewer.say(&json!({"type": "event", "id": 3, "channel": banned, "name": "custom.x"}));
+    assert_eq!(viewer.next_of("error")["code"], "banned");
+    // Another one of the same user says so: the first knows it already.
+    let mut second = node.watch(&kept);
+    second.ready();
+    second.say(&auth);
+    assert_eq!(second.next_of("user.banned")["channel"], json!(banned));
+    viewer.say(&json!({"type": "ping", "id": 4}));
+    assert!(viewer.settle().iter().all(|event| event["type"] != "user.banned"));
+    // A ban of the whole app ends whoever turns out to be its user.
+    assert_eq!(call(node, "PUT", &bans, &node.key(), "").status, 200);
+    viewer.next_of("user.banned");
+    viewer.expect_close(4403);
+    let mut third = node.watch(&kept);
+    third.ready();
+    third.say(&auth);
+    third.next_of("user.banned");
+    third.expect_close(4403);
+}
+
 /// Reads a stream until `until` stands in it.
 fn read_stream(stream: &mut TcpStream, until: &str) -> String {
     let (mut text, mut buffer) = (String::new(), [0; 4_096]);

@@ -248,6 +248,7 @@ impl Bench {
             }
             ToOrchestrator::GiveBack { .. }
             | ToOrchestrator::Released { .. }
+            | ToOrchestrator::AskBans { .. }
             | ToOrchestrator::ConnectionsPart { .. } => return,
         };
         self.shard.on_letter(self.now, answer);

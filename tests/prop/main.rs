@@ -19,6 +19,7 @@ mod silence;
 #[path = "../stage/mod.rs"]
 mod stage;
 mod ticks;
+mod welcome;
 
 pub(crate) use rng::Rng;
 

@@ -25,6 +25,8 @@ pub(crate) struct Stage {
     batch: SendBatch,
     results: Vec<(u32, SendResult)>,
     seats: u64,
+    /// Pages are not answered while this is some: their tickets are gathered here.
+    pub(crate) withheld: Option<Vec<u64>>,
 }
 
 impl Stage {
@@ -35,7 +37,7 @@ impl Stage {
         let topic = hasher.topic(Scope::Channel, &name("demo"), &name("race"));
         let now = Now::default();
         let shard = Shard::new(options, Apps::new(vec![app]), hasher, now);
-        Self { shard, now, topic, batch: SendBatch::default(), results: Vec::new(), seats: 0 }
+        Self { shard, now, topic, batch: SendBatch::default(), results: Vec::new(), seats: 0, withheld: None }
     }
 
     /// A viewer asks to join the channel that everybody watches.
@@ -66,9 +68,12 @@ impl Stage {
                     let room = RoomId { shard: ShardId(0), n: 0 };
                     ToShard::SeatAnswer { ticket, answer: Ok(Some(Given { room, number: self.seats, viewers: 1 })) }
                 }
-                Action::Ask(ToOrchestrator::AskPage { ticket, .. }) => ToShard::PageAnswer {
-                    ticket,
-                    answer: Ok(Page { epoch: 1, head: 0, first_kept: 1, events: Vec::new() }),
+                Action::Ask(ToOrchestrator::AskPage { ticket, .. }) => match &mut self.withheld {
+                    Some(tickets) => {
+                        tickets.push(ticket);
+                        continue;
+                    }
+                    None => empty_page(ticket),
                 },
                 other => {
                     heard(&other);
@@ -121,4 +126,9 @@ impl Stage {
         while self.submit(&mut |_| {}, &mut count) {}
         sends
     }
+}
+
+/// What the store says of a channel in which nothing was ever said.
+pub(crate) fn empty_page(ticket: u64) -> ToShard {
+    ToShard::PageAnswer { ticket, answer: Ok(Page { epoch: 1, head: 0, first_kept: 1, events: Vec::new() }) }
 }

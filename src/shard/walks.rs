@@ -40,11 +40,8 @@ impl Walks {
     /// A channel that does not stand here has something to say; an urgent one is the next of its size.
     pub(super) fn push(&mut self, no: TopicNo, size: Size, urgent: bool) {
         let line = self.line(size);
-        if urgent {
-            line.push_front(no)
-        } else {
-            line.push_back(no)
-        }
+        let at = if urgent { 0 } else { line.len() };
+        line.insert(at, no);
         if urgent && size == Size::Large {
             self.turn_sends = 0;
         }

@@ -5,6 +5,7 @@
 
 pub mod account;
 pub mod alarm;
+pub mod few;
 pub mod ids;
 pub mod limits;
 pub mod network;
@@ -13,6 +14,7 @@ pub mod slots;
 pub mod time;
 
 pub use account::{Account, Class};
+pub use few::Few;
 pub use ids::{AppId, BadName, ClientId, Name, ShardId, Ulid};
 pub use limits::Gauge;
 pub use network::Network;

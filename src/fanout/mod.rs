@@ -4,6 +4,7 @@
 //! clock or touches a socket, what a full queue loses is told in its place, and the filter never says no to a topic
 //! that the index holds.
 
+pub mod behind;
 mod chain;
 pub mod client;
 pub mod filter;
@@ -13,5 +14,6 @@ mod lanes;
 mod members;
 pub mod outbox;
 pub mod score;
+pub mod sub;
 pub mod tick;
 pub mod tick_no;

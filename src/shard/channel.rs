@@ -8,8 +8,8 @@ use std::rc::Rc;
 
 use super::Place;
 use crate::base::{Account, Class};
-use crate::fanout::client::{Begins, Sub, SubState};
 use crate::fanout::index::{Index, Member, TOMBSTONE, TopicNo};
+use crate::fanout::sub::{Begins, Sub, SubState};
 use crate::fanout::tick::{Frozen, Tick};
 use crate::fanout::tick_no::TickNo;
 use crate::wire::dialect::Dialect;

@@ -5,8 +5,9 @@
 
 use super::{Action, GENERATION_MASK, Pending, Place, Shard};
 use crate::admission::auth::{Speaker, authenticate};
-use crate::base::{AppId, ClientId, Given, Name, Now, ShardId};
-use crate::fanout::client::{Client, Few, Owed, Phase, Ping};
+use crate::base::{AppId, ClientId, Few, Given, Name, Now, ShardId};
+use crate::fanout::client::{Client, Phase, Ping};
+use crate::fanout::sub::Owed;
 use crate::fanout::tick_no::TickNo;
 use crate::post::letters::{AddressKey, COUNTED_NOT, Identity, JoinSpec, Seat, ToOrchestrator};
 use crate::wire::close::Closing;

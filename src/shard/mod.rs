@@ -342,7 +342,7 @@ impl Shard {
             client.phase == Phase::Open
                 && client.behind.is_none()
                 && client.dialect == Dialect::Json
-                && client.subs().all(crate::fanout::client::Sub::is_plain)
+                && client.subs().all(crate::fanout::sub::Sub::is_plain)
         });
         place.flags = if easy { place.flags | EASY } else { place.flags & !EASY };
     }

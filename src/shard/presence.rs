@@ -244,7 +244,7 @@ impl Shard {
 
     /// For tests: the channel that a subscription of this shard is to.
     #[must_use]
-    pub fn channel_of(&self, sub: &crate::fanout::client::Sub) -> Option<&Name> {
+    pub fn channel_of(&self, sub: &crate::fanout::sub::Sub) -> Option<&Name> {
         self.index.topic(sub.topic).map(|topic| &topic.name)
     }
 

@@ -8,8 +8,10 @@ use super::batch::{SendBatch, SendResult, Source};
 use super::write::{Part, queue_from};
 use super::{Action, BUSY, Shard};
 use crate::base::{Class, ClientId, Now};
-use crate::fanout::client::{Behind, Phase, SubState};
+use crate::fanout::behind::Behind;
+use crate::fanout::client::Phase;
 use crate::fanout::index::TopicNo;
+use crate::fanout::sub::SubState;
 use crate::fanout::tick::Frozen;
 use crate::wire::close::Closing;
 use crate::wire::http::Dialect;
@@ -86,7 +88,7 @@ impl Shard {
         }
         let mut next = whole;
         let begins = if whole == 0 { 0 } else { encoded.ends[whole - 1] as usize };
-        let mut rest = crate::fanout::client::Rest::default();
+        let mut rest = crate::fanout::behind::Rest::default();
         if bytes > begins {
             let end = encoded.ends[whole] as usize;
             rest.put(&encoded.slice.bytes()[bytes..end], frozen.class(whole));

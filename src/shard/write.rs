@@ -13,16 +13,18 @@ use super::deliver::entry;
 use super::walks::Size;
 use super::{BUSY, EASY, Shard};
 use crate::base::{Account, Class, ClientId, Now};
-use crate::fanout::client::{Behind, Client, Payload, Phase, SubState};
+use crate::fanout::behind::{Behind, Payload};
+use crate::fanout::client::{Client, Phase};
 use crate::fanout::index::{TOMBSTONE, TopicNo};
 use crate::fanout::outbox::{Entry, Verdict};
+use crate::fanout::sub::SubState;
 use crate::fanout::tick::Frozen;
 use crate::wire::close::Closing;
 use crate::wire::event::{EventKind, KindSet};
 use crate::wire::http::Dialect;
 
 /// The channel number of entries that belong to no channel.
-pub(super) const NO_CHANNEL: u32 = crate::fanout::client::REPLY;
+pub(super) const NO_CHANNEL: u32 = crate::fanout::behind::REPLY;
 /// Members that one call looks at without sending, at the most.
 const VISITS_MAX: usize = 4_096;
 

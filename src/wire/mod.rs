@@ -2,6 +2,7 @@
 //! out: what was parsed once is passed on as a type that cannot be wrong.
 
 pub mod any_json;
+mod boundary;
 mod chunks;
 pub mod close;
 pub mod command;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use ringcast::base::{ChannelKey, Class};
-use ringcast::fanout::client::{Phase as ClientPhase, SubState};
+use ringcast::fanout::client::Phase as ClientPhase;
+use ringcast::fanout::sub::SubState;
 use ringcast::store::Pages;
 use ringcast::wire::topic::{Scope, partition};
 

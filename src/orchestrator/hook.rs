@@ -227,6 +227,11 @@ impl Orchestrator {
         }
     }
 
+    /// The message was gone before its retraction came to be stored.
+    pub(super) fn on_retraction_needless(&mut self, number: u64) {
+        self.hooks.late.remove(&number);
+    }
+
     fn go_unjudged(&mut self, number: u64) {
         self.hooks.unjudged += 1;
         let Some(waiting) = self.hooks.waiting.get_mut(&number) else { return };

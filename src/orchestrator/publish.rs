@@ -2,7 +2,8 @@
 //!
 //! Always true: a post is answered once; a credit is taken at admission and comes back when the event lies in every
 //! mailbox (rule 8), so a shard that does not keep up is felt by posters, not by memory; a repeat gets the first
-//! answer and is not published again.
+//! answer and is not published again; and nothing is published of a message behind its end, for the store has the last
+//! word on whether it is still there.
 
 use super::{Action, Orchestrator, PostTag, Reader, key_of};
 use crate::admission::rate::Rate;
@@ -71,11 +72,17 @@ impl Orchestrator {
     /// The message that a draft speaks of was looked for.
     pub fn on_found(&mut self, now: Now, read: u64, result: Result<Option<Box<StoredEvent>>, StoreError>) {
         let Some(Finder { ticket, asker, draft }) = self.finders.remove(&read) else { return };
-        let allowed = match result {
+        let taken = match result {
             Err(error) => Err(store_problem(&error)),
-            Ok(found) => may_change(&draft, found.as_deref()),
+            // It may repeat the very call that took the message away. By its key, which names the author, the store
+            // finds the first answer; if there was none it stores nothing, for what is gone does not come back. So
+            // there is nothing to judge, and no right to ask for.
+            Ok(found) if draft.idempotency_key.is_some() && standing(found.as_deref()).is_none() => {
+                self.store(now, Some((asker, ticket)), draft, Sequel::Nothing)
+            }
+            Ok(found) => may_change(&draft, found.as_deref()).and_then(|()| self.judge(now, ticket, asker, draft)),
         };
-        if let Err(problem) = allowed.and_then(|()| self.judge(now, ticket, asker, draft)) {
+        if let Err(problem) = taken {
             self.answer(asker, ToShard::PostAnswer { ticket, answer: Err(problem) });
         }
     }
@@ -133,6 +140,7 @@ impl Orchestrator {
             self.quotas.dequeue(app, bytes);
             // What a hook judges is the message, not the event that changed it.
             let target = event.target;
+            let is_gone = matches!(result, Ok(Appended::NoTarget));
             let answer = match result {
                 Ok(Appended::New { position }) => {
                     let posted =
@@ -143,6 +151,7 @@ impl Orchestrator {
                 Ok(Appended::Repeat { id, position, ts_ms }) => {
                     Ok(Posted { id, seq: position.seq, epoch: position.epoch, created_at_ms: ts_ms })
                 }
+                Ok(Appended::NoTarget) => Err(no_such_message()),
                 Err(error) => {
                     if slowed {
                         self.limits.forgive(event.key, event.user_id.unwrap_or_default());
@@ -156,6 +165,8 @@ impl Orchestrator {
                     let message = answer.as_ref().ok().map(|posted| target.unwrap_or(posted.id));
                     self.on_unjudged_stored(number, message);
                 }
+                // A message that is gone needs no retraction any more: tried again, it would be tried for ever.
+                Sequel::EndRetraction(number) if is_gone => self.on_retraction_needless(number),
                 Sequel::EndRetraction(number) => self.on_retraction_stored(now, number, answer.is_ok()),
             }
             if let Some((asker, ticket)) = waits {
@@ -239,13 +250,18 @@ pub(super) struct Finder {
     draft: Draft,
 }
 
-/// A message is changed by its author or by the app's backend, and only while it is there.
+fn standing(found: Option<&StoredEvent>) -> Option<&StoredEvent> {
+    found.filter(|event| event.is_standing_message())
+}
+
+fn no_such_message() -> Problem {
+    Problem::new(404, "no_such_message", "no such message is in this channel, or it was deleted")
+}
+
+/// A message is changed by its author or by the app's backend, and only while it is there, on which the store has the
+/// last word.
 fn may_change(draft: &Draft, found: Option<&StoredEvent>) -> Result<(), Problem> {
-    let message =
-        found.filter(|event| event.kind == EventKind::MessageNew && (event.text.is_some() || event.data.is_some()));
-    let Some(message) = message else {
-        return Err(Problem::new(404, "no_such_message", "no such message is in this channel, or it was deleted"));
-    };
+    let message = standing(found).ok_or_else(no_such_message)?;
     let authors_only = matches!(draft.kind, EventKind::MessageUpdated | EventKind::MessageDeleted);
     if authors_only && !draft.by_server && message.user_id.as_deref() != Some(draft.user_id.as_str()) {
         return Err(Problem::new(403, "not_the_author", "a message is changed by its author"));

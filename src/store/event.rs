@@ -70,6 +70,14 @@ pub struct StoredEvent {
     pub client_id: Option<String>,
 }
 
+impl StoredEvent {
+    /// It is a message that was neither deleted nor retracted. Nothing more is stored of any other.
+    #[must_use]
+    pub fn is_standing_message(&self) -> bool {
+        self.kind == EventKind::MessageNew && (self.text.is_some() || self.data.is_some())
+    }
+}
+
 /// A place in a channel's numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
@@ -96,6 +104,8 @@ pub enum Appended {
         /// When the first event was made, in Unix milliseconds.
         ts_ms: u64,
     },
+    /// The message that it speaks of is not there, or not any more: nothing was stored, and its key is not remembered.
+    NoTarget,
 }
 
 /// Which events of a channel a page should carry. Limits are cut to [`PAGE_EVENTS_MAX`].

@@ -120,11 +120,12 @@ impl Memory {
     fn append(&mut self, now_wall_ms: u64, event: &NewEvent) -> Appended {
         if let Some(key) = &event.idempotency_key
             && let Some(first) = self.answers.get(key)
+            && now_wall_ms < first.kept_ms.saturating_add(IDEMPOTENCY_KEPT_MS)
         {
-            if now_wall_ms < first.kept_ms.saturating_add(IDEMPOTENCY_KEPT_MS) {
-                return Appended::Repeat { id: first.id, position: first.position, ts_ms: first.ts_ms };
-            }
-            self.answers_by_age.remove(&(first.kept_ms, key.clone()));
+            return Appended::Repeat { id: first.id, position: first.position, ts_ms: first.ts_ms };
+        }
+        if event.target.is_some_and(|target| !self.stands(&event.key, target)) {
+            return Appended::NoTarget;
         }
         let epoch = self.epochs.of(&event.key);
         let channel = self.channels.entry(event.key.clone()).or_insert_with(|| Channel {
@@ -158,11 +159,20 @@ impl Memory {
             },
         );
         if let Some(key) = &event.idempotency_key {
-            self.answers_by_age.insert((now_wall_ms, key.clone()));
             let first = FirstAnswer { id: event.id, position, ts_ms: event.ts_ms, kept_ms: now_wall_ms };
-            self.answers.insert(key.clone(), first);
+            if let Some(forgotten) = self.answers.insert(key.clone(), first) {
+                self.answers_by_age.remove(&(forgotten.kept_ms, key.clone()));
+            }
+            self.answers_by_age.insert((now_wall_ms, key.clone()));
         }
         Appended::New { position }
+    }
+
+    /// The message is in this channel, and was neither deleted nor retracted.
+    fn stands(&self, key: &ChannelKey, message: Ulid) -> bool {
+        self.channels.get(key).is_some_and(|channel| {
+            channel.events.values().any(|event| event.id == message && event.is_standing_message())
+        })
     }
 }
 

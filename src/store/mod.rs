@@ -165,6 +165,11 @@ pub trait Store: Pages {
     /// same transaction. Of two events with one idempotency key the second is a [`Appended::Repeat`] of the first,
     /// also within a batch, for [`IDEMPOTENCY_KEPT_MS`].
     ///
+    /// Of a message that does not stand nothing is stored, whatever waited between the look at it and the commit: an
+    /// event whose target is no [`StoredEvent::is_standing_message`] of its channel, at its turn in the batch, is
+    /// answered [`Appended::NoTarget`]. Its key is asked before, so who repeats the call that took the message away gets
+    /// the first answer; and a key of what was not stored is not remembered.
+    ///
     /// # Errors
     /// Any [`StoreError`]; then nothing of the batch is stored and heads are as before, except that after
     /// [`StoreError::Io`] it is not known.

@@ -1,12 +1,14 @@
 //! One batch of events as rows of one transaction.
 //!
 //! Events flow in, in order; rows, idempotency keys and heads flow into the transaction, answers flow out. Always true:
-//! a head is read in the transaction that moves it, and it is written beside the rows it counts.
+//! a head is read in the transaction that moves it, and it is written beside the rows it counts; and whether a message
+//! is still there is asked in the transaction that stores what is said of it.
 
 use super::event::{Epochs, wipes};
 use super::sqlite_rows::{channel_row, int, number_at, ulid_at, ulid_bytes};
 use super::{Appended, IDEMPOTENCY_KEPT_MS, NewEvent, Position};
-use crate::base::ChannelKey;
+use crate::base::{ChannelKey, Ulid};
+use crate::wire::event::EventKind;
 use rusqlite::{OptionalExtension, Transaction, params};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -31,12 +33,18 @@ impl<'a> Commit<'a> {
         Self { transaction, epochs, now_wall_ms, channels: BTreeMap::new() }
     }
 
-    /// Appends one event, or finds its first answer.
+    /// Appends one event, or finds its first answer, or finds that what it speaks of is gone.
     pub(super) fn append(&mut self, event: &'a NewEvent) -> rusqlite::Result<Appended> {
         if let Some(key) = &event.idempotency_key
             && let Some(first) = self.first_answer(key)?
         {
             return Ok(first);
+        }
+        // Before the channel is opened, which would make one that was never written to.
+        if let Some(target) = event.target
+            && !self.stands(&event.key, target)?
+        {
+            return Ok(Appended::NoTarget);
         }
         let channel = match self.channels.entry(&event.key) {
             Entry::Occupied(open) => open.into_mut(),
@@ -104,6 +112,22 @@ impl<'a> Commit<'a> {
                 })
             })
             .optional()
+    }
+
+    /// The message is in this channel, and was neither deleted nor retracted, not by this transaction either.
+    fn stands(&self, key: &ChannelKey, message: Ulid) -> rusqlite::Result<bool> {
+        self.transaction
+            .prepare_cached(
+                "SELECT 1 FROM events INDEXED BY events_by_id WHERE id = ?1 AND kind = ?2 \
+                 AND (text IS NOT NULL OR data IS NOT NULL) \
+                 AND channel_id = (SELECT channel_id FROM channels WHERE app = ?3 AND channel = ?4)",
+            )?
+            .exists(params![
+                ulid_bytes(message),
+                EventKind::MessageNew.row().name,
+                key.app.as_str(),
+                key.channel.as_str()
+            ])
     }
 
     /// Writes the head of every channel that the batch touched; the last thing before the commit.

@@ -9,7 +9,7 @@ use ringcast::wire::event::EventKind;
 use std::path::PathBuf;
 
 /// Makes a store and puts it through what may happen to one.
-trait Factory {
+pub(crate) trait Factory {
     type Kind: Store;
     fn fresh() -> Self;
     fn store(&mut self) -> &mut Self::Kind;
@@ -23,7 +23,7 @@ trait Factory {
     fn feed(&mut self);
 }
 
-struct OnDisk {
+pub(crate) struct OnDisk {
     path: PathBuf,
     store: Option<Sqlite>,
     _dir: tempfile::TempDir,
@@ -69,7 +69,7 @@ impl Factory for OnDisk {
     }
 }
 
-struct InMemory(Memory);
+pub(crate) struct InMemory(Memory);
 
 impl Factory for InMemory {
     type Kind = Memory;
@@ -123,15 +123,15 @@ suite! {
     bans_have_one_slot_each_and_end
 }
 
-fn name(text: &str) -> Name {
+pub(crate) fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
 
-fn channel(text: &str) -> ChannelKey {
+pub(crate) fn channel(text: &str) -> ChannelKey {
     ChannelKey::new(name("demo"), name(text))
 }
 
-fn message(key: &ChannelKey, n: u64) -> NewEvent {
+pub(crate) fn message(key: &ChannelKey, n: u64) -> NewEvent {
     NewEvent {
         key: key.clone(),
         kind: EventKind::MessageNew,
@@ -153,15 +153,17 @@ fn messages(key: &ChannelKey, numbers: std::ops::RangeInclusive<u64>) -> Vec<New
 }
 
 fn seq(appended: &Appended) -> u64 {
-    let (Appended::New { position } | Appended::Repeat { position, .. }) = appended;
-    position.seq
+    match appended {
+        Appended::New { position } | Appended::Repeat { position, .. } => position.seq,
+        Appended::NoTarget => panic!("it has no place"),
+    }
 }
 
-fn seqs(page: &Page) -> Vec<u64> {
+pub(crate) fn seqs(page: &Page) -> Vec<u64> {
     page.events.iter().map(|event| event.seq).collect()
 }
 
-fn latest<S: Store>(store: &mut S, key: &ChannelKey) -> Page {
+pub(crate) fn latest<S: Store>(store: &mut S, key: &ChannelKey) -> Page {
     store.page(key, PageAsk::Latest { limit: 1_000 }).unwrap()
 }
 
@@ -318,6 +320,7 @@ fn a_retracted_message_loses_its_text_everywhere<F: Factory>() {
 
 fn every_field_comes_back<F: Factory>() {
     let mut f = F::fresh();
+    let target = message(&channel("a"), 1);
     let event = NewEvent {
         key: channel("a"),
         kind: EventKind::ReactionNew,
@@ -327,16 +330,16 @@ fn every_field_comes_back<F: Factory>() {
         user_name: Some("Ånn 🏁".to_owned()),
         text: Some("a\0b".to_owned()),
         data: Some(r#"{"lap":7}"#.to_owned()),
-        target: Some(Ulid(1 << 127)),
+        target: Some(target.id),
         detail: Some("like".to_owned()),
         client_id: Some(String::new()),
         idempotency_key: Some("k".to_owned()),
     };
-    f.store().commit(0, std::slice::from_ref(&event)).unwrap();
+    f.store().commit(0, &[target, event.clone()]).unwrap();
     f.reopen();
     let page = latest(f.store(), &event.key);
-    let stored = page.events.into_iter().next().unwrap();
-    assert_eq!((stored.seq, stored.epoch), (1, page.epoch));
+    let stored = page.events.into_iter().next_back().unwrap();
+    assert_eq!((stored.seq, stored.epoch), (2, page.epoch));
     let back = NewEvent {
         key: stored.key,
         kind: stored.kind,

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{Answer, Client};
 use crate::node::{LOOK, Node, fresh, shared, unix_ms};
@@ -75,6 +75,39 @@ fn a_retracted_text_is_gone_from_its_edits_and_from_what_a_reader_catches_up_wit
             break;
         }
     }
+}
+
+#[test]
+fn a_repeat_with_the_same_key_gets_the_first_answer_though_the_message_is_gone() {
+    let (node, channel, author) = (shared(), fresh("again"), fresh("ann"));
+    let (ann, eve) = (node.token(&author), node.token(&fresh("eve")));
+    let mut viewer = node.watch(&channel);
+    viewer.ready();
+    let by = |credential: &str, method: &str, path: &str, key: &str, body: &str| {
+        let fields = format!("Authorization: Bearer {credential}\r\nIdempotency-Key: {key}\r\n");
+        node.http().request(method, path, &fields, body)
+    };
+    let messages = format!("/v1/demo/channels/{channel}/messages");
+    for (credential, method, end) in [(&node.key(), "POST", "/retract"), (&ann, "DELETE", "")] {
+        let path = format!("{messages}/{}", post_as(node, &channel, &author, "a secret"));
+        let edit = || by(&ann, "PATCH", &path, "k", r#"{"text":"another"}"#);
+        let edited = edit();
+        let gone = || by(credential, method, &format!("{path}{end}"), "k", "");
+        let first = gone();
+        assert_eq!((edited.status, first.status), (200, 200));
+        for (repeat, first) in [(gone(), first), (edit(), edited)] {
+            assert_eq!((repeat.status, repeat.json()), (200, first.json()));
+        }
+        // Another key is another call, and another's key is another key.
+        by(credential, method, &format!("{path}{end}"), "l", "").assert_problem(404, "no_such_message");
+        by(&eve, "DELETE", &path, "k", "").assert_problem(404, "no_such_message");
+        by(&eve, "PATCH", &path, "k", r#"{"text":"x"}"#).assert_problem(404, "no_such_message");
+    }
+    assert_eq!(node.http().get(&messages).json()["head"], 6);
+    for end in ["message.retracted", "message.deleted"] {
+        assert_eq!([(); 3].map(|()| viewer.event()["type"].clone()), ["message.new", "message.updated", end]);
+    }
+    assert_eq!(viewer.settle(), [Value::Null; 0]);
 }
 
 #[test]

@@ -114,6 +114,7 @@ fn run(seed: u64) {
                     let got = match &answer {
                         Ok(Appended::New { position }) => Some((true, event.id, position.seq)),
                         Ok(Appended::Repeat { id, position, .. }) => Some((false, *id, position.seq)),
+                        Ok(Appended::NoTarget) => panic!("none speaks of another, seed {seed} step {step}"),
                         Err(error) => {
                             assert_eq!(error, &StoreError::Full);
                             None

@@ -104,11 +104,12 @@ impl Orchestrator {
             kind: draft.kind,
             id: self.new_id(now),
             ts_ms: now.wall_ms,
-            // No name holds a slash: two calls share a key only if it is one call.
+            // No name holds a slash, and a call always has a detail or never: two share a key only if they are one call.
             idempotency_key: draft.idempotency_key.map(|key| {
                 let (app, channel, call) = (&draft.topic.app, &draft.topic.name, draft.kind.row().name);
                 let target = draft.target.map(|target| target.to_string()).unwrap_or_default();
-                format!("{app}/{channel}/{author}/{call}/{target}/{key}")
+                let detail = draft.detail.as_ref().map(|detail| format!("/{detail}")).unwrap_or_default();
+                format!("{app}/{channel}/{author}/{call}/{target}{detail}/{key}")
             }),
             user_id: Some(draft.user_id).filter(|id| !id.is_empty()),
             user_name: Some(draft.user_name).filter(|name| !name.is_empty()),

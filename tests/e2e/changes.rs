@@ -129,6 +129,12 @@ fn reactions_come_by_http_and_by_command() {
     viewer.say(&json!({"type": "reaction", "id": 7, "channel": channel, "message": id, "kind": "wow", "state": "add"}));
     assert_eq!(viewer.next_of("ack")["id"], 7);
     assert_eq!(viewer.next_of("reaction.new")["kind"], "wow");
+    // Another kind is another call, also with the same key.
+    let fields = format!("Authorization: Bearer {}\r\nIdempotency-Key: k\r\n", node.token("eve"));
+    for kind in ["sad", "glad"] {
+        assert_eq!(node.http().request("PUT", &path.replace("like", kind), &fields, "").status, 200);
+        assert_eq!(viewer.next_of("reaction.new")["kind"], kind);
+    }
     viewer
         .say(&json!({"type": "reaction", "id": 8, "channel": channel, "message": "x", "kind": "wow", "state": "add"}));
     assert_eq!(viewer.next_of("error")["code"], "bad_field");

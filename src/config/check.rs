@@ -80,7 +80,8 @@ pub(super) fn check(config: &Config, notes: &mut Notes) {
         "socket.user_timeout_ms",
         config.user_timeout_ms.into(),
         "liveness.max_stall_ms",
-        u64::from(shard.max_stall_ms) + u64::from(shard.stall_grace_ms()) + 2_000,
+        // Clients are looked at once a second.
+        u64::from(shard.max_stall_ms.div_ceil(1_000) + shard.stall_grace_ms().div_ceil(1_000) + 3) * 1_000,
         "the kernel drops a peer whose window stays closed for so long, and would hide who is too slow",
     );
     at_least(
@@ -147,7 +148,7 @@ mod tests {
             ("[outbox]\nevents_min = 2000", 2, "outbox.events_min = 2000"),
             ("[outbox]\nevents_max = 15", 2, "outbox.events_max = 15"),
             ("[outbox]\nlag_budget_ms = 40_000", 2, "outbox.lag_budget_ms = 40_000"),
-            ("[socket]\nuser_timeout_ms = 41_999", 2, "socket.user_timeout_ms = 41_999"),
+            ("[socket]\nuser_timeout_ms = 42_999", 2, "socket.user_timeout_ms = 42_999"),
             ("[liveness]\nmax_stall_ms = 60_000", 2, "liveness.max_stall_ms = 60_000"),
             ("[shard]\nreport_ms = 20_000", 2, "shard.report_ms = 20_000"),
             ("[store]\nqueued_events_max = 9", 2, "store.queued_events_max = 9"),

@@ -43,7 +43,7 @@ pub(super) fn read(sheet: &mut Sheet<'_>, config: &mut Config) {
         t.number("channels_per_client", 1..=4_096, &mut shard.channels_per_client);
         t.number("asks_max", 16..=65_536, &mut shard.asks_max);
         t.number("tick_bytes_max", 4 * KIB..=4 * MIB, &mut shard.tick_bytes_max);
-        t.number("sends_per_submit", 1..=1_024, &mut shard.sends_per_submit);
+        t.number("sends_per_submit", 4..=1_024, &mut shard.sends_per_submit);
         t.number("write_bytes", KIB..=MIB, &mut shard.write_bytes);
         t.number("tail_events", 1..=4_096, &mut shard.tail_events);
         t.number("report_ms", 100..=MINUTE_MS, &mut shard.report_ms);

@@ -2,18 +2,21 @@
 //!
 //! Questions of apps flow in; a ban for the store, then a `user.banned` for the user's partition flow out. Always true: a
 //! ban that was acknowledged survives the process, one that has expired stops nobody, no more are taken than there may be,
-//! and a connection that was on its way to its shard when a ban was told hears of it all the same.
+//! and a connection that comes to be a user's asks for what was told before.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use super::{Action, Orchestrator};
-use crate::base::{Gauge, Name, Now, ShardId};
+use crate::base::{ClientId, Gauge, Name, Now, ShardId};
 use crate::post::letters::{Ban, ToShard};
 use crate::store::StoreError;
 use crate::wire::event::EventKind;
 use crate::wire::problem::Problem;
 use crate::wire::sealed::{Event, Member, Sealed};
 use crate::wire::topic::Scope;
+
+/// Bans that one connection is told: one more than it may have and live.
+const TOLD_MAX: usize = 129;
 
 /// The bans in force, and those on their way to the store.
 #[derive(Debug, Default)]
@@ -25,9 +28,6 @@ pub(super) struct Bans {
     max: u32,
     saving: BTreeMap<u64, Saving>,
     next: u64,
-    /// Told a moment ago, and told again at this time, in monotonic milliseconds: a connection that had been given its seat
-    /// by then may have reached its shard later. No more than there may be bans; the oldest is told early where one is too many.
-    again: VecDeque<(u64, Ban)>,
 }
 
 #[derive(Debug)]
@@ -83,18 +83,6 @@ impl Bans {
         }
     }
 
-    /// It is in force as it was set.
-    fn holds(&self, ban: &Ban, now_wall_ms: u64) -> bool {
-        let bans = self.in_force.get(&(ban.app.clone(), ban.user.clone()));
-        let set = bans.and_then(|bans| bans.get(&ban.channel));
-        set == Some(&ban.expires_ms) && ban.expires_ms.is_none_or(|expires_ms| expires_ms > now_wall_ms)
-    }
-
-    /// When one is to be told again, in monotonic milliseconds.
-    pub(super) fn wake_at_ms(&self) -> Option<u64> {
-        self.again.front().map(|(at_ms, _)| *at_ms)
-    }
-
     /// Forgets what has expired; the store sweeps its own.
     pub(super) fn sweep(&mut self, now_wall_ms: u64) {
         self.in_force.retain(|_, bans| {
@@ -137,44 +125,37 @@ impl Orchestrator {
         } else {
             self.bans.apply(&ban, lift);
             if !lift {
-                self.tell_banned(now, &ban);
-                let again_ms = now.mono_ms() + u64::from(self.options.seating.outstanding_expiry_ms);
-                self.bans.again.push_back((again_ms, ban));
+                // The event is what ends the connections: each shard closes those it delivers it to, behind it.
+                if let Some(sealed) = self.banned_event(now, &ban) {
+                    self.publish_with_credit(sealed);
+                }
             }
             Ok(())
         };
         self.answer(asker, ToShard::Done { ticket, answer });
     }
 
-    /// Tells once more what was told when seats were on their way that are taken or void by now.
-    pub(super) fn drive_bans(&mut self, now: Now) {
-        while self.bans.again.len() > self.bans.max as usize
-            || self.bans.wake_at_ms().is_some_and(|at_ms| at_ms <= now.mono_ms())
-        {
-            let Some((_, ban)) = self.bans.again.pop_front() else { return };
-            if self.bans.holds(&ban, now.wall_ms) {
-                self.tell_banned(now, &ban);
-            }
+    /// A connection is this user's from now on: it is told the bans in force, and of so many that it ends anyway no more.
+    pub(super) fn tell_bans_of(&mut self, now: Now, asker: ShardId, client: ClientId, app: &Name, user: &Name) {
+        // Most apps ban nobody.
+        if self.bans.in_force.is_empty() {
+            return;
         }
-    }
-
-    /// A connection says only now whose it is: all bans of that user are told to it, and to the user's others again.
-    pub(super) fn tell_bans_of(&mut self, now: Now, app: &Name, user: &Name) {
         let Some(bans) = self.bans.in_force.get(&(app.clone(), user.clone())) else { return };
-        let ban = |(channel, expires_ms): (&Option<Name>, &Option<u64>)| Ban {
+        let in_force = bans.iter().filter(|(_, expires)| expires.is_none_or(|expires_ms| expires_ms > now.wall_ms));
+        let bans = in_force.take(TOLD_MAX).map(|(channel, expires_ms)| Ban {
             app: app.clone(),
             user: user.clone(),
             channel: channel.clone(),
             expires_ms: *expires_ms,
-        };
-        let bans: Vec<Ban> = bans.iter().map(ban).collect();
-        for ban in bans.iter().filter(|ban| ban.expires_ms.is_none_or(|expires_ms| expires_ms > now.wall_ms)) {
-            self.tell_banned(now, ban);
+        });
+        let told: Vec<Sealed> = bans.filter_map(|ban| self.banned_event(now, &ban)).collect();
+        if !told.is_empty() {
+            self.answer(asker, ToShard::Bans { client, told });
         }
     }
 
-    /// The event is what ends the connections: each shard closes those it delivers it to, behind it.
-    fn tell_banned(&mut self, now: Now, ban: &Ban) {
+    fn banned_event(&self, now: Now, ban: &Ban) -> Option<Sealed> {
         let mut members = Vec::new();
         if let Some(channel) = &ban.channel {
             members.push(("channel".to_owned(), Member::Text(channel.as_str().to_owned())));
@@ -188,9 +169,7 @@ impl Orchestrator {
             members,
             ..Event::new(EventKind::UserBanned, topic, now.wall_ms)
         };
-        if let Ok(sealed) = Sealed::seal(&event) {
-            self.publish_with_credit(sealed);
-        }
+        Sealed::seal(&event).ok()
     }
 }
 
@@ -227,39 +206,40 @@ mod tests {
     }
 
     #[test]
-    fn a_ban_is_told_again_when_no_seat_from_before_it_can_be_on_its_way() {
-        use crate::orchestrator::OrchestratorOptions;
+    fn who_becomes_a_user_is_told_what_is_in_force_and_no_more_than_ends_it() {
+        use super::super::OrchestratorOptions;
         use crate::wire::topic::TopicHasher;
         let name = |text: &str| Name::new(text).unwrap();
-        let ban = |user: &str| Ban { app: name("demo"), user: name(user), channel: None, expires_ms: None };
-        let mut now = Now { mono_us: 1_000_000, wall_ms: 5_000_000 };
-        let options = OrchestratorOptions::default();
-        let expiry_ms = u64::from(options.seating.outstanding_expiry_ms);
-        let mut node = Orchestrator::new(options, TopicHasher::new(1), [], [], now);
-        let told = |node: &mut Orchestrator, now: Now| {
-            let mut told = Vec::new();
+        let ban = |user: &str, channel: Option<String>, expires_ms| Ban {
+            app: name("demo"),
+            user: name(user),
+            channel: channel.as_deref().map(name),
+            expires_ms,
+        };
+        let now = Now { mono_us: 1_000_000, wall_ms: 5_000 };
+        let many = (0..200).map(|n| ban("many", Some(format!("c{n}")), None));
+        let few = [ban("few", Some("over".to_owned()), Some(5_000)), ban("few", Some("race".to_owned()), Some(5_001))];
+        let bans: Vec<Ban> = many.chain(few).chain([ban("many", None, None)]).collect();
+        let mut node = Orchestrator::new(OrchestratorOptions::default(), TopicHasher::new(1), [], bans, now);
+        let mut told = |user: &str| {
+            let client = ClientId { slot: 3, generation: 1 };
+            node.tell_bans_of(now, ShardId(0), client, &name("demo"), &name(user));
             while let Some(action) = node.poll_action(now) {
-                match action {
-                    Action::SaveBan { number, .. } => node.on_ban_saved(now, number, Ok(())),
-                    Action::Publish { sealed, .. } => told.push(sealed.topic().name.to_string()),
-                    _ => {}
+                if let Action::Answer { letter: ToShard::Bans { client: to, told }, .. } = action {
+                    assert_eq!(to, client);
+                    return told
+                        .iter()
+                        .map(|sealed| String::from_utf8_lossy(sealed.json_frame()).into_owned())
+                        .collect();
                 }
             }
-            told
+            Vec::new()
         };
-        for (user, lift) in [("eve", false), ("mallory", false), ("mallory", true)] {
-            node.ban(1, ShardId(0), ban(user), lift);
-        }
-        assert_eq!(told(&mut node, now), ["eve", "mallory"]);
-        now = now.plus_ms(expiry_ms - 1);
-        assert!(told(&mut node, now).is_empty());
-        assert_eq!(node.bans.wake_at_ms(), Some(now.mono_ms() + 1));
-        now = now.plus_ms(1);
-        assert_eq!(told(&mut node, now), ["eve"], "the other ban was lifted");
-        assert!(told(&mut node, now.plus_ms(expiry_ms)).is_empty());
-        // Whose a connection is may be said later.
-        node.tell_bans_of(now, &name("demo"), &name("eve"));
-        node.tell_bans_of(now, &name("demo"), &name("mallory"));
-        assert_eq!(told(&mut node, now), ["eve"]);
+        let few = told("few");
+        assert!(few.len() == 1 && few[0].contains("race") && few[0].contains("5001"), "{few:?}");
+        let many = told("many");
+        assert_eq!(many.len(), TOLD_MAX);
+        assert!(!many[0].contains("\"channel\":\"c"), "that of the whole app comes first: {}", many[0]);
+        assert!(told("nobody").is_empty());
     }
 }

@@ -257,7 +257,6 @@ impl Orchestrator {
         self.drive_alarms(now);
         self.drive_upkeep(now);
         self.drive_hooks(now);
-        self.drive_bans(now);
         if let Some(action) = self.actions.pop_front() {
             return Some(action);
         }
@@ -284,7 +283,7 @@ impl Orchestrator {
                 self.answer(asker, ToShard::Done { ticket, answer });
             }
             ToOrchestrator::Ban { ticket, asker, ban, lift } => self.ban(ticket, asker, ban, lift),
-            ToOrchestrator::AskBans { app, user } => self.tell_bans_of(now, &app, &user),
+            ToOrchestrator::AskBans { asker, client, app, user } => self.tell_bans_of(now, asker, client, &app, &user),
             ToOrchestrator::AskPage { ticket, asker, topic, range, limit } => {
                 self.pages_read += 1;
                 self.read(ticket, asker, topic, range, limit);
@@ -336,7 +335,7 @@ impl Orchestrator {
     pub fn next_alarm_ms(&self) -> u64 {
         let group = self.group.next_alarm().map(|us| us.div_ceil(1_000));
         let (alarms, upkeep) = (self.alarms.wake_at_ms(), self.upkeep.wake_at_ms());
-        [group, alarms, upkeep, self.gatherings.wake_at_ms(), self.hooks.wake_at_ms(), self.bans.wake_at_ms()]
+        [group, alarms, upkeep, self.gatherings.wake_at_ms(), self.hooks.wake_at_ms()]
             .into_iter()
             .flatten()
             .fold(self.tick_at_ms, u64::min)

@@ -2,7 +2,7 @@
 
 use super::connections::{Connections, ConnectionsAsk};
 use super::presence::Audience;
-use crate::base::{AppId, ChannelKey, Given, Name, RoomId, ShardId, Ulid};
+use crate::base::{AppId, ChannelKey, ClientId, Given, Name, RoomId, ShardId, Ulid};
 use crate::wire::event::{EventKind, KindSet};
 use crate::wire::http::Dialect;
 use crate::wire::position::Since;
@@ -310,8 +310,12 @@ pub enum ToOrchestrator {
         /// It is lifted.
         lift: bool,
     },
-    /// A connection is this user's from now on: what bans of the user are in force is told as if they were new.
+    /// A connection is this user's from now on: [`ToShard::Bans`] tells it the bans in force, if there are any.
     AskBans {
+        /// Where it is.
+        asker: ShardId,
+        /// Which.
+        client: ClientId,
         /// Of this app.
         app: Name,
         /// Whose.
@@ -390,6 +394,13 @@ pub enum ToShard {
         ticket: u64,
         /// Nothing more to say.
         answer: Result<(), Problem>,
+    },
+    /// A connection's user is banned: the events that say so.
+    Bans {
+        /// Which connection.
+        client: ClientId,
+        /// One a ban, the one of the whole app first.
+        told: Vec<Sealed>,
     },
     /// Who watches a channel, as its partition shard knows.
     AudienceAnswer {

@@ -4,8 +4,13 @@
 //! last that the connection or the channel gets, and what a connection was told is remembered with it until it is given a
 //! seat there again.
 
-use super::Shard;
-use crate::base::{ClientId, Now};
+use super::deliver::entry;
+use super::write::NO_CHANNEL;
+use super::{Action, Shard};
+use crate::base::{ClientId, Name, Now};
+use crate::fanout::behind::Payload;
+use crate::fanout::client::Phase;
+use crate::post::letters::ToOrchestrator;
 use crate::wire::close::Closing;
 use crate::wire::event::EventKind;
 use crate::wire::sealed::{Member, Sealed};
@@ -15,7 +20,28 @@ use crate::wire::topic::Scope;
 const BANNED_MAX: usize = 128;
 
 impl Shard {
-    /// A ban may be told again, for who was not there the first time.
+    /// The connection is findable by its user from here on, so what is banned later is told to it; what was banned before it
+    /// asks for. Its seat speaks of one channel only, and of a moment that has passed.
+    pub(super) fn ask_bans(&mut self, client: ClientId, app: &Name) {
+        let Some(identity) = self.client(client).and_then(|client| client.identity.as_ref()) else { return };
+        let (asker, app, user) = (self.options.id, app.clone(), identity.user.clone());
+        self.actions.push_back(Action::Ask(ToOrchestrator::AskBans { asker, client, app, user }));
+    }
+
+    /// What it had asked for: each as if it were told to all of the user's connections.
+    pub(super) fn on_bans(&mut self, now: Now, id: ClientId, told: &[Sealed]) {
+        for sealed in told {
+            if self.client(id).is_none_or(|client| client.phase != Phase::Open) || self.knows_ban(id, sealed) {
+                continue;
+            }
+            self.account.of_mut(sealed.kind().row().class).published += 1;
+            let payload = Payload::Event(sealed.clone());
+            self.enqueue(now, id, entry(now, sealed.kind(), NO_CHANNEL, 0, 0, payload));
+            self.end_access(now, id, sealed);
+        }
+    }
+
+    /// A ban may be told twice: to all of the user's connections, and to the one that asks.
     pub(super) fn knows_ban(&self, id: ClientId, sealed: &Sealed) -> bool {
         let (Some(channel), until) = banned_from(sealed) else { return false };
         let identity = self.client(id).and_then(|client| client.identity.as_ref());

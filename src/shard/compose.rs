@@ -172,7 +172,8 @@ impl Shard {
             let may_touch = client.identity.as_ref().is_none_or(|identity| identity.may_touch(channel.as_str()));
             (!may_touch).then(|| (sub.topic, channel.clone()))
         });
-        for (no, channel) in lost.collect::<Vec<_>>() {
+        // The first last: the others may wait for the answer to it, and are not let in any more.
+        for (no, channel) in lost.collect::<Vec<_>>().into_iter().rev() {
             self.leave_answered(now, id, no);
             self.reply(now, id, reply::unsubscribed(None, channel.as_str()));
         }
@@ -204,8 +205,7 @@ impl Shard {
         self.attend_as(id, known.as_ref());
         self.follow_token(now, id, &app.name);
         if known.is_none() {
-            let (app, user) = (app.name.clone(), user.clone());
-            self.actions.push_back(Action::Ask(ToOrchestrator::AskBans { app, user }));
+            self.ask_bans(id, &app.name);
         }
         self.schedule_expiry(now, id);
         Ok(reply::authenticated(command_id, user.as_str(), expires_ms))

@@ -259,6 +259,7 @@ impl Shard {
         };
         self.say_first(id, &[head]);
         self.watch_identity(now, id, &spec.app_name);
+        self.ask_bans(id, &spec.app_name);
         self.schedule_expiry(now, id);
         if let (Some(topic), Some(given)) = (spec.channel, given) {
             let owed = Owed { id: None, first: true, since: spec.since, viewers: given.viewers };

@@ -132,7 +132,8 @@ impl Shard {
             Command::Ping => Ok(Some(reply::pong(command_id))),
             Command::Subscribe { channel, since, filter } => self.command_subscribe(id, &channel).map(|topic| {
                 let command_id = command_id.map(str::to_owned);
-                self.on_subscribe_command(id, Want { topic, since, filter, id: command_id, attempts: 0 });
+                let want = Want { topic, since, filter, id: command_id, attempts: 0, knew_ban: false };
+                self.on_subscribe_command(now, id, want);
                 None
             }),
             Command::Unsubscribe { channel } => self.command_unsubscribe(now, id, command_id, &channel).map(Some),
@@ -307,6 +308,7 @@ impl Shard {
             ToShard::SeatAnswer { ticket, answer } => self.on_seat_answer(now, ticket, answer),
             ToShard::PostAnswer { ticket, answer } => self.on_post_answer(now, ticket, answer),
             ToShard::PageAnswer { ticket, answer } => self.on_page_answer(now, ticket, answer),
+            ToShard::Bans { client, told } => self.on_bans(now, client, &told),
             ToShard::AudienceAnswer { ticket, audience } => self.on_audience_answer(ticket, &audience),
             ToShard::ConnectionsAnswer { ticket, answer } => self.on_connections_answer(ticket, answer),
             ToShard::ListConnections { number, ask } => self.on_list_connections(now, number, &ask),

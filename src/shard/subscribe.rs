@@ -30,6 +30,8 @@ pub(super) struct Want {
     pub(super) filter: KindSet,
     pub(super) id: Option<String>,
     pub(super) attempts: u8,
+    /// It knew of a ban there when it asked, so that a seat says that the ban was lifted.
+    pub(super) knew_ban: bool,
 }
 
 impl Shard {
@@ -173,12 +175,18 @@ impl Shard {
         self.refresh(id.slot);
     }
 
-    pub(super) fn on_subscribe_command(&mut self, client: ClientId, want: Want) {
-        self.ask_further_seat(client, want, None);
+    pub(super) fn on_subscribe_command(&mut self, now: Now, client: ClientId, want: Want) {
+        self.ask_further_seat(now, client, want, None);
+    }
+
+    fn knows_banned(&self, now: Now, client: ClientId, topic: &Topic) -> bool {
+        let identity = self.client(client).and_then(|client| client.identity.as_ref());
+        identity.is_some_and(|identity| identity.is_banned(topic.name.as_str(), now.wall_ms))
     }
 
     /// A seat for a channel more, on this shard: the connection is counted already.
-    fn ask_further_seat(&mut self, client: ClientId, want: Want, refused: Option<RoomId>) {
+    fn ask_further_seat(&mut self, now: Now, client: ClientId, mut want: Want, refused: Option<RoomId>) {
+        want.knew_ban = self.knows_banned(now, client, &want.topic);
         let (channel, attempt) = (Some(want.topic.clone()), want.attempts + 1);
         let app = self.client(client).map_or(AppId(0), |client| client.app);
         let user = self.user_of_client(client, &want.topic.app);
@@ -218,6 +226,10 @@ impl Shard {
         if !self.client(client).is_some_and(|c| c.phase == Phase::Open) {
             return;
         }
+        if !want.knew_ban && self.knows_banned(now, client, &want.topic) {
+            self.reply(now, client, reply::error(want.id.as_deref(), "banned", "this user is banned"));
+            return;
+        }
         // Looked at again: many subscriptions may have been on their way at once.
         let max = usize::from(self.options.channels_per_client);
         if self.client(client).is_some_and(|c| c.channels() >= max) {
@@ -232,7 +244,7 @@ impl Shard {
                 self.reply(now, client, reply::error(want.id.as_deref(), problem.code, &problem.detail));
                 return;
             }
-            self.ask_further_seat(client, want, Some(given.room));
+            self.ask_further_seat(now, client, want, Some(given.room));
             return;
         }
         let owed = Owed { id: want.id, first: false, since: want.since, viewers: given.viewers };

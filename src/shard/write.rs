@@ -96,13 +96,20 @@ impl Shard {
         let mut visits = 0;
         // The small first, for they are soon done, and at most half, so that they cannot keep a large one waiting.
         let half = batch.sends.len() + (max - batch.sends.len()).div_ceil(2);
-        self.walk_those(now, Size::Small, batch, half, &mut visits);
-        self.walk_those(now, Size::Large, batch, max, &mut visits);
-        self.walk_those(now, Size::Small, batch, max, &mut visits);
+        self.walk_those(now, Size::Small, batch, half, (&mut visits, VISITS_MAX / 2));
+        self.walk_those(now, Size::Large, batch, max, (&mut visits, VISITS_MAX));
+        self.walk_those(now, Size::Small, batch, max, (&mut visits, VISITS_MAX));
     }
 
-    fn walk_those(&mut self, now: Now, size: Size, batch: &mut SendBatch, max: usize, visits: &mut usize) {
-        while batch.sends.len() < max && *visits < VISITS_MAX {
+    fn walk_those(
+        &mut self,
+        now: Now,
+        size: Size,
+        batch: &mut SendBatch,
+        max: usize,
+        (visits, visits_max): (&mut usize, usize),
+    ) {
+        while batch.sends.len() < max && *visits < visits_max {
             let Some(no) = self.walks.first(size) else { return };
             let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else {
                 self.walks.pop(size);
@@ -128,12 +135,14 @@ impl Shard {
                 channel.walk = Some(Walk { frozen: Rc::new(frozen), cursor: 0 });
             }
             channel.walked_in = self.batch_number;
-            let before = batch.sends.len();
+            let before = (batch.sends.len(), *visits);
             if self.walk_slice(now, no, batch, max, visits) {
                 self.walks.pop(size);
                 self.end_walk(no);
             } else {
-                self.walks.used(size, batch.sends.len() - before, self.options.sends_per_submit as usize);
+                // Who is behind is only looked at: eight of them cost no more than a send.
+                let sends = batch.sends.len() - before.0 + (*visits - before.1) / 8;
+                self.walks.used(size, sends, self.options.sends_per_submit as usize);
             }
         }
     }
@@ -230,7 +239,7 @@ impl Shard {
         self.queue_walk(no);
     }
 
-    /// The channel's open tick is walked when its turn comes, and a critical event waits for no other channel's.
+    /// The channel's open tick is walked when its turn comes; that of one with a critical event comes soon.
     pub(super) fn queue_walk(&mut self, no: TopicNo) {
         let one_submit = self.index.live(no) <= self.options.sends_per_submit;
         let Some(channel) = self.channels.get_mut(no.0 as usize).and_then(Option::as_mut) else { return };

@@ -267,6 +267,11 @@ fn who_says_late_that_it_is_a_banned_user_is_told_and_ended_all_the_same() {
     assert_eq!(second.next_of("user.banned")["channel"], json!(banned));
     viewer.say(&json!({"type": "ping", "id": 4}));
     assert!(viewer.settle().iter().all(|event| event["type"] != "user.banned"));
+    // So is told who comes with a token to another channel, and could write into this one without watching it.
+    let mut writer = node.watch_as(&kept, &user);
+    assert_eq!(writer.next_of("user.banned")["channel"], json!(banned));
+    writer.say(&json!({"type": "event", "id": 5, "channel": banned, "name": "custom.x"}));
+    assert_eq!(writer.next_of("error")["code"], "banned");
     // A ban of the whole app ends whoever turns out to be its user.
     assert_eq!(call(node, "PUT", &bans, &node.key(), "").status, 200);
     viewer.next_of("user.banned");
@@ -276,6 +281,8 @@ fn who_says_late_that_it_is_a_banned_user_is_told_and_ended_all_the_same() {
     third.say(&auth);
     third.next_of("user.banned");
     third.expect_close(4403);
+    writer.next_of("user.banned");
+    writer.expect_close(4403);
 }
 
 /// Reads a stream until `until` stands in it.

@@ -1,7 +1,7 @@
 //! What a user may no longer do: bans and rights that end while a connection lives.
 //!
-//! Events to a user flow in; the end of the connection, or of one of its channels, flows out. Always true: the event is the
-//! last that the connection or the channel gets, and what a connection was told is remembered with it until it is given a
+//! Events to a user flow in; the end of the connection, or of one of its channels, flows out. Always true: nothing of the
+//! connection's or the channel's events comes behind the one that ends it, and what a connection was told is remembered with it until it is given a
 //! seat there again.
 
 use super::deliver::entry;

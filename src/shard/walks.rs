@@ -2,9 +2,11 @@
 //!
 //! Channels with an open tick flow in, the next to walk flows out. Always true: a channel stands here once at most, but for
 //! a number that was given to another while it stood here; one whose walk fits into a submit waits for no large one longer
-//! than half a submit; a large one is walked on for a whole turn before the next begins; and what is urgent waits for one
-//! turn of an ordinary one at most, and they for one of its. With 20 channels of 500 viewers a walk that gave way after each submit took as long as all
-//! 20 together, and what came meanwhile waited for a second round: finished one by one, nobody waits for more than one.
+//! than half a submit; a large one is walked on for a whole turn, unless something urgent comes; and urgent ones and
+//! ordinary ones take turns.
+//!
+//! With 20 channels of 500 viewers a walk that gave way after each submit took as long as all 20 together, and what came
+//! meanwhile waited for a second round: finished one by one, nobody waits for more than one.
 
 use std::collections::VecDeque;
 

@@ -345,13 +345,15 @@ fn rule_11_who_takes_a_little_is_not_taken_for_one_who_takes_nothing() {
     stuck.pass(3, 0);
     assert!(stuck.ended);
     // One whose kernel has room for a few bytes once, and no reader: they cost a third of the time and not all of it.
-    let mut stuck = Stuck::new(options());
+    let mut stuck = Stuck::new(ShardOptions { max_stall_ms: 6_000, ..options() });
     stuck.publish(EventKind::MessageNew, 4_000);
     stuck.submit(0);
-    stuck.pass(4, 100);
+    stuck.pass(7, 100);
     assert!(!stuck.ended && stuck.bytes.len() == 100, "the last try put {} bytes there", stuck.bytes.len());
+    stuck.pass(1, 0);
+    assert!(!stuck.ended, "not before that third has passed");
     stuck.pass(3, 0);
-    assert!(stuck.ended);
+    assert!(stuck.ended && stuck.bytes.len() == 100);
     assert_eq!(stuck.stage.shard.stages().closed_slow, 1);
 }
 

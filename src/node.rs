@@ -10,8 +10,8 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use crate::admission::{Apps, HookOptions};
@@ -135,6 +135,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
 
     let mut handles = Vec::new();
     let mut rouse = Vec::new();
+    let (begun, begins) = mpsc::channel();
     let failed = Arc::new(AtomicBool::new(false));
     let retention = apps.iter().map(|app| RetentionRule {
         app: app.name.clone(),
@@ -153,6 +154,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     let rooms: Vec<_> = rooms.into_iter().map(|row| (row.key, row.room)).collect();
     {
         let (hasher, life, to_shards) = (hasher.clone(), Arc::clone(&life), office.to_shards.clone());
+        let begun = begun.clone();
         let usage = Usage {
             database,
             database_bytes_max: config.store.bytes_max,
@@ -183,6 +185,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 hooks,
                 clock,
                 life,
+                begun,
                 end_asked,
                 drain_ms,
                 memory_mib_max,
@@ -210,7 +213,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             user_timeout_ms: config.user_timeout_ms,
         };
         let (head_ms_max, proxies) = (config.head_timeout_ms, config.proxies.clone());
-        let core_failed = Arc::clone(&failed);
+        let (core_failed, begun) = (Arc::clone(&failed), begun.clone());
         let main = move || async move {
             let ended = shard_core::run(ShardCoreParts {
                 shard: parts.shard(clock.now()),
@@ -227,6 +230,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 proxies,
                 clock,
                 life: Arc::clone(&life),
+                begun,
             })
             .await;
             if let Err(error) = ended {
@@ -242,9 +246,13 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         Rouser::start(rouse, Arc::clone(&life)).map_err(|error| refuse(format!("no thread is left: {error}")))?;
     let watchdog = Watchdog::start(Arc::clone(&life), clock, config.stall_ms)
         .map_err(|error| refuse(format!("no thread is left: {error}")))?;
-    life.set_ready(true);
-    machine::notify_ready();
-    announce(&config, &cores, nofile, guests_max, &apps);
+    drop(begun);
+    // Fewer come where a core failed; the others end then, too.
+    if begins.iter().take(handles.len()).count() == handles.len() {
+        life.serve();
+        machine::notify_ready();
+        announce(&config, &cores, nofile, guests_max, &apps);
+    }
     for handle in handles {
         if handle.join().is_err() {
             failed.store(true, Ordering::Release);

@@ -1,7 +1,7 @@
 //! What the cores know of the node's life: whether it is ready, whether it drains, whether it stops.
 //!
-//! Flags flow both ways. Always true: each flag has one writer and is only ever raised, but `ready`, which falls once, and
-//! those that say how the node fares at the moment: which core stalls, and whether its memory is at its bound.
+//! Flags flow both ways. Always true: each flag has one writer and is only ever raised, but those that say how the node
+//! fares at the moment: which core stalls, and whether its memory is at its bound.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -11,7 +11,8 @@ const NONE: usize = usize::MAX;
 /// The flags of one node.
 #[derive(Debug)]
 pub struct Life {
-    ready: AtomicBool,
+    serving: AtomicBool,
+    leaving: AtomicBool,
     stopping: AtomicBool,
     drained: Vec<AtomicBool>,
     beats: Vec<AtomicU64>,
@@ -24,7 +25,8 @@ impl Life {
     #[must_use]
     pub fn new(shards: u16) -> Self {
         Self {
-            ready: AtomicBool::new(false),
+            serving: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             drained: (0..shards).map(|_| AtomicBool::new(false)).collect(),
             beats: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
@@ -33,15 +35,20 @@ impl Life {
         }
     }
 
-    /// Everything listens; or, with false, the node goes away.
-    pub fn set_ready(&self, ready: bool) {
-        self.ready.store(ready, Ordering::Release);
+    /// Every core has begun.
+    pub fn serve(&self) {
+        self.serving.store(true, Ordering::Release);
+    }
+
+    /// The node goes away, perhaps before it served.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
     }
 
     /// New viewers are welcome.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Acquire)
+        self.serving.load(Ordering::Acquire) && !self.leaving.load(Ordering::Acquire)
     }
 
     /// Every core ends its loop.
@@ -102,5 +109,25 @@ impl Life {
     #[must_use]
     pub fn is_memory_full(&self) -> bool {
         self.memory_full.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_was_asked_to_go_before_it_served_never_becomes_ready() {
+        let life = Life::new(2);
+        assert!(!life.is_ready());
+        life.serve();
+        assert!(life.is_ready());
+        life.leave();
+        assert!(!life.is_ready());
+
+        let life = Life::new(2);
+        life.leave();
+        life.serve();
+        assert!(!life.is_ready());
     }
 }

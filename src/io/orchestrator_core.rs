@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use glommio::yield_if_needed;
@@ -49,6 +50,8 @@ pub struct OrchestratorCoreParts {
     pub clock: Clock,
     /// The node's life.
     pub life: Arc<Life>,
+    /// Told when its loop begins.
+    pub begun: Sender<()>,
     /// Raised by SIGTERM.
     pub end_asked: Arc<EndAsked>,
     /// The drain period, in milliseconds.
@@ -74,6 +77,8 @@ enum Late {
 /// Runs the orchestrator's core until the node has ended.
 pub async fn run(parts: OrchestratorCoreParts) {
     let rung = vec![false; parts.shards.len()];
+    // Who waits for it may have given up by now.
+    let _ = parts.begun.send(());
     let mut core = Core { parts, late: VecDeque::new(), rung, end_by_ms: None };
     core.run_loop().await;
     core.parts.committer.stop();
@@ -162,7 +167,7 @@ impl Core {
     fn on_time(&mut self, now: Now) {
         if self.parts.end_asked.get() && self.end_by_ms.is_none() {
             eprintln!("ringcast: asked to end; closing within {} ms", self.parts.drain_ms);
-            self.parts.life.set_ready(false);
+            self.parts.life.leave();
             super::machine::notify_stopping();
             let spread_ms = self.parts.drain_ms - LAST_CLOSES_MS.min(self.parts.drain_ms / 3);
             self.parts.orchestrator.borrow_mut().on_drain(spread_ms);

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use glommio::{TaskQueueHandle, yield_if_needed};
@@ -75,6 +76,8 @@ pub struct ShardCoreParts {
     pub clock: Clock,
     /// The node's life.
     pub life: Arc<Life>,
+    /// Told when its ring is made and its socket listens.
+    pub begun: Sender<()>,
 }
 
 struct Core {
@@ -172,6 +175,8 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         socket::prepare(listener, &parts.socket)?;
         core.ring.listen(listener.as_raw_fd(), 0);
     }
+    // Who waits for it may have given up by now.
+    let _ = parts.begun.send(());
     let result = core.run_loop().await;
     // The reader of the eventfd ends when it reads the last time.
     descriptors::add_one(&eventfd);

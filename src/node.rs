@@ -242,6 +242,8 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         let handle = executor::start(&format!("shard-{at}"), cores.shards[at], config.spin_us.into(), &mut rouse, main);
         handles.push(handle.map_err(|error| refuse(format!("shard {at} does not start: {error}")))?);
     }
+    // The orchestrator was the first to start, and its beats are the last.
+    rouse.rotate_left(1);
     let rouser =
         Rouser::start(rouse, Arc::clone(&life)).map_err(|error| refuse(format!("no thread is left: {error}")))?;
     let watchdog = Watchdog::start(Arc::clone(&life), clock, config.stall_ms)

@@ -12,9 +12,9 @@ use crate::wire::presence::Status;
 use crate::wire::topic::Topic;
 
 /// How often in an interval a large change of the totals is told.
-const LARGE_CHANGES_AN_INTERVAL: u64 = 5;
+const LARGE_CHANGES_AN_INTERVAL: u32 = 5;
 /// Totals are never told more often, in milliseconds.
-const WAIT_MS_MIN: u64 = 1_000;
+const WAIT_MS_MIN: u32 = 1_000;
 
 /// Counts by shard. Nearly every user is on one shard, and no channel is on many.
 #[derive(Debug, Default)]
@@ -142,12 +142,12 @@ impl Channel {
     }
 
     /// When the totals are to be told, in monotonic milliseconds; `None` if they are as they were told.
-    pub(super) fn tell_at_ms(&self, interval_ms: u32) -> Option<u64> {
+    /// Never sooner than `least_ms` after the last time.
+    pub(super) fn tell_at_ms(&self, interval_ms: u32, least_ms: u32) -> Option<u64> {
         let now = self.totals();
-        let interval_ms = u64::from(interval_ms);
         let soon = self.told.is_none_or(|told| now.differs_largely(told));
         let wait_ms = if soon { interval_ms / LARGE_CHANGES_AN_INTERVAL } else { interval_ms };
-        (self.told != Some(now)).then_some(self.told_at_ms + wait_ms.max(WAIT_MS_MIN))
+        (self.told != Some(now)).then_some(self.told_at_ms + u64::from(wait_ms.max(least_ms).max(WAIT_MS_MIN)))
     }
 
     /// The totals are told now: connections and users.
@@ -215,24 +215,25 @@ mod tests {
     #[test]
     fn totals_are_told_once_an_interval_and_once_a_second_after_a_large_change() {
         let mut channel = channel();
-        assert_eq!(channel.tell_at_ms(5_000), None);
+        assert_eq!(channel.tell_at_ms(5_000, 0), None);
         hold(&mut channel, 0, 100, 500);
-        assert_eq!(channel.tell_at_ms(5_000), Some(1_000));
+        assert_eq!(channel.tell_at_ms(5_000, 0), Some(1_000));
         assert_eq!(channel.tell(1_000), (100, 0));
         hold(&mut channel, 1, 1, 500);
-        assert_eq!(channel.tell_at_ms(5_000), Some(6_000), "a small change waits for the interval");
+        assert_eq!(channel.tell_at_ms(5_000, 0), Some(6_000), "a small change waits for the interval");
         hold(&mut channel, 1, 10, 500);
-        assert_eq!(channel.tell_at_ms(5_000), Some(2_000));
+        assert_eq!(channel.tell_at_ms(5_000, 0), Some(2_000));
+        assert_eq!(channel.tell_at_ms(5_000, 3_000), Some(4_000), "not even then");
         hold(&mut channel, 1, 0, 500);
-        assert_eq!(channel.tell_at_ms(5_000), None, "it is as it was told");
+        assert_eq!(channel.tell_at_ms(5_000, 0), None, "it is as it was told");
         hold(&mut channel, 0, 99, 99);
         channel.tell(3_000);
         hold(&mut channel, 0, 100, 99);
-        assert_eq!(channel.tell_at_ms(5_000), Some(4_000), "that members are told no more is told soon");
+        assert_eq!(channel.tell_at_ms(5_000, 0), Some(4_000), "that members are told no more is told soon");
         channel.tell(4_000);
-        assert_eq!(channel.tell_at_ms(5_000), None);
+        assert_eq!(channel.tell_at_ms(5_000, 0), None);
         channel.tell_again();
-        assert_eq!(channel.tell_at_ms(5_000), Some(5_000), "what was lost is told again");
+        assert_eq!(channel.tell_at_ms(5_000, 0), Some(5_000), "what was lost is told again");
     }
 
     #[test]

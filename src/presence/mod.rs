@@ -47,7 +47,7 @@ pub struct PresenceOptions {
     /// Between two `viewers.updated` of one channel, in milliseconds.
     pub viewers_interval_ms: u32,
     /// Deliveries of `viewers.updated` a second for the channels of one partition shard, about: with more viewers than
-    /// this and the interval allow, the interval is longer.
+    /// this and an interval allow, the interval is longer, also that after a large change.
     pub viewers_deliveries_per_s_max: u32,
 }
 

@@ -101,11 +101,12 @@ impl Rosters {
         }
     }
 
-    /// Between two totals of one channel, in milliseconds. Each costs a delivery a viewer, so with very many viewers they are
-    /// told less often: told each 5 s, the totals of a million would take a whole core.
-    fn interval_ms(&self) -> u32 {
+    /// Between two totals of one channel at the least, in milliseconds. Each costs a delivery a viewer, so with very many
+    /// viewers they are told less often: told each 5 s, the totals of a million would take a whole core. And told each second
+    /// while 60,000 joined, for each is a large change then, they were half of what the joins cost.
+    fn least_ms(&self) -> u32 {
         let share_ms = self.connections * 1_000 / u64::from(self.options.viewers_deliveries_per_s_max.max(1));
-        self.options.viewers_interval_ms.max(u32::try_from(share_ms).unwrap_or(u32::MAX))
+        u32::try_from(share_ms).unwrap_or(u32::MAX)
     }
 
     /// Sets the moment at which the totals are told, and forgets a channel that is over.
@@ -116,7 +117,7 @@ impl Rosters {
             self.totals.clear(key);
             return;
         }
-        match channel.tell_at_ms(self.interval_ms()) {
+        match channel.tell_at_ms(self.options.viewers_interval_ms, self.least_ms()) {
             Some(at_ms) if self.totals.at(key) != Some(at_ms) => self.totals.set(key.clone(), at_ms),
             Some(_) => {}
             None => self.totals.clear(key),
@@ -378,6 +379,22 @@ mod tests {
         assert_eq!(told(&mut stage), 3, "each 20 s");
         stage.hold(0, 0, "", 0);
         assert_eq!(stage.rosters.connections, 0);
+    }
+
+    #[test]
+    fn totals_of_a_storm_of_joins_are_told_no_more_often_than_their_deliveries_allow() {
+        let mut stage = Stage::new();
+        let (mut deliveries, mut told) = (0, 0);
+        for second in 1..=60 {
+            stage.hold(0, second * 10_000, "", 0);
+            stage.pass(1_000);
+            for event in stage.news.drain(..) {
+                let Member::Number(viewers) = event.members[0].1 else { panic!("{event:?}") };
+                (deliveries, told) = (deliveries + viewers, told + 1);
+            }
+        }
+        assert!(told > 5, "{told}");
+        assert!(deliveries <= 60 * 20_000 + 600_000, "{deliveries} of at most 20,000 a second, but for the last");
     }
 
     #[test]

@@ -162,6 +162,10 @@ pub(super) struct FanoutArgs {
     #[arg(skip)]
     pub(super) bare: Option<Sender>,
 
+    /// As of `idle`
+    #[arg(skip)]
+    pub(super) look_ms: u32,
+
     /// End with the result as one line of JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -227,6 +231,7 @@ impl SundayArgs {
             handshakes: 256,
             token: None,
             target: None,
+            look_ms: 0,
             start: self.start.clone(),
         };
         FanoutArgs { payload: 128, warmup_s: 2, ..idle.as_fanout() }
@@ -277,6 +282,11 @@ pub(super) struct IdleArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) target: Option<PathBuf>,
 
+    /// Once all have joined, how often they look for what came, in ms. With 0 each ping wakes them, and on loopback it is the
+    /// node's core that is charged for it
+    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1_000))]
+    pub(super) look_ms: u32,
+
     /// Its own node
     #[command(flatten)]
     #[serde(flatten)]
@@ -314,6 +324,7 @@ impl IdleArgs {
             floor: None,
             target: self.target.clone(),
             bare: None,
+            look_ms: self.look_ms,
             json: start.json,
         }
     }

@@ -1,16 +1,17 @@
 //! The command line of `ringcast load`.
 //!
-//! Words flow in, checked options flow out; what is always true is that a load is aimed at this machine only: an
-//! address that is not loopback does not become an [`Endpoint`].
+//! Words flow in, checked options flow out; what is always true is that a load is aimed at this machine only, for its
+//! target is an [`Endpoint`].
 
 use clap::{Args, Subcommand};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::bare::Sender;
+use super::endpoint::Endpoint;
 
 /// `ringcast load`: puts a measured load on a node of this machine and audits every delivery.
 #[derive(Debug, Args)]
@@ -162,10 +163,6 @@ pub(super) struct FanoutArgs {
     #[arg(skip)]
     pub(super) bare: Option<Sender>,
 
-    /// As of `idle`
-    #[arg(skip)]
-    pub(super) look_ms: u32,
-
     /// End with the result as one line of JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -231,7 +228,6 @@ impl SundayArgs {
             handshakes: 256,
             token: None,
             target: None,
-            look_ms: 0,
             start: self.start.clone(),
         };
         FanoutArgs { payload: 128, warmup_s: 2, ..idle.as_fanout() }
@@ -282,11 +278,6 @@ pub(super) struct IdleArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) target: Option<PathBuf>,
 
-    /// Once all have joined, how often they look for what came, in ms. With 0 each ping wakes them, and on loopback it is the
-    /// node's core that is charged for it
-    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1_000))]
-    pub(super) look_ms: u32,
-
     /// Its own node
     #[command(flatten)]
     #[serde(flatten)]
@@ -324,7 +315,6 @@ impl IdleArgs {
             floor: None,
             target: self.target.clone(),
             bare: None,
-            look_ms: self.look_ms,
             json: start.json,
         }
     }
@@ -392,50 +382,6 @@ impl fmt::Display for Share {
     }
 }
 
-/// A loopback address as a URL says it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Endpoint {
-    /// Where to connect.
-    pub(super) addr: SocketAddr,
-    /// What the Host header says.
-    pub(super) host: String,
-}
-
-impl Endpoint {
-    /// `127.0.0.1:port`.
-    pub(super) fn local(port: u16) -> Self {
-        let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
-        Self { addr, host: addr.to_string() }
-    }
-}
-
-impl FromStr for Endpoint {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let host = text.strip_prefix("http://").ok_or("a URL begins with http://")?;
-        let host = host.strip_suffix('/').unwrap_or(host);
-        let (name, port) = match host.rsplit_once(':') {
-            Some((name, port)) if !port.ends_with(']') => (name, port.parse().map_err(|_| "the port is no number")?),
-            _ => (host, 80),
-        };
-        let ip = match name {
-            "localhost" => Ipv4Addr::LOCALHOST.into(),
-            "[::1]" => IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]),
-            other => other.parse::<Ipv4Addr>().ok().filter(Ipv4Addr::is_loopback).map(IpAddr::V4).ok_or_else(|| {
-                format!("{other} is not this machine: load goes to 127.0.0.0/8, localhost or [::1] only")
-            })?,
-        };
-        Ok(Self { addr: SocketAddr::new(ip, port), host: host.to_owned() })
-    }
-}
-
-impl Serialize for Endpoint {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&format!("http://{}", self.host))
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -453,28 +399,6 @@ pub(super) mod tests {
         match Line::try_parse_from(words)?.load.scenario {
             Some(Scenario::Fanout(args)) => Ok(args),
             other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn only_this_machine_is_a_target() {
-        for good in
-            ["http://127.0.0.1:8080", "http://127.3.2.1:1/", "http://localhost:8080", "http://[::1]:80", "http://[::1]"]
-        {
-            assert!(good.parse::<Endpoint>().is_ok(), "{good}");
-        }
-        for bad in [
-            "http://10.0.0.1:80",
-            "http://example.com",
-            "https://127.0.0.1",
-            "http://0.0.0.0:80",
-            "127.0.0.1:80",
-            "http://[::2]:80",
-            "http://127.0.0.1.example.com:80",
-            "http://user@127.0.0.1:80",
-            "http://127.0.0.1:80/path",
-        ] {
-            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
         }
     }
 

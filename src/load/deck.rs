@@ -9,8 +9,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, TryRecvError};
 
 use super::audit::{ChannelTarget, Side};
 use super::desk::Desk;
@@ -127,7 +126,7 @@ impl Deck {
         let mut buffer = vec![0; READ_BYTES];
         loop {
             loop {
-                match self.next_order() {
+                match self.orders.try_recv() {
                     Ok(Order::Go(schedule)) => self.go(schedule),
                     Ok(Order::Finish(targets)) => self.targets = Some(targets),
                     // Without a conductor there is nobody to report to.
@@ -137,7 +136,8 @@ impl Deck {
             }
             let now = now_ns();
             self.drop_when_due(now);
-            let joining = self.is_joining();
+            let may_join = self.schedule.is_none() || self.returning;
+            let joining = may_join && self.joined + self.failed < u64::from(self.plan.count);
             if joining {
                 self.begin_joins(now);
                 self.end_stale_joins(now);
@@ -159,36 +159,10 @@ impl Deck {
         }
     }
 
-    fn is_joining(&self) -> bool {
-        let may_join = self.schedule.is_none() || self.returning;
-        may_join && self.joined + self.failed < u64::from(self.plan.count)
-    }
-
-    /// Everybody is there and looks only now and then.
-    fn is_at_rest(&self) -> bool {
-        self.plan.look_ms > 0 && !self.is_joining()
-    }
-
-    /// The next order. At rest it is orders that are waited for, and not sockets: so none of these wakes this thread, for which
-    /// on loopback the sender would pay.
-    fn next_order(&self) -> Result<Order, TryRecvError> {
-        if !self.is_at_rest() {
-            return self.orders.try_recv();
-        }
-        let look = Duration::from_millis(self.plan.look_ms.into());
-        self.orders.recv_timeout(look).map_err(|error| match error {
-            RecvTimeoutError::Timeout => TryRecvError::Empty,
-            RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
-        })
-    }
-
     /// How long to wait for the sockets, in ms: until the next join is due, or until an order should be looked for, for orders
     /// have no descriptor. A million viewers are carried by more than fifty processes: had each looked every millisecond, they
     /// would wake 55,000 times a second.
     fn patience_ms(&self, joining: bool) -> i32 {
-        if self.is_at_rest() {
-            return 0;
-        }
         let answers = u64::from(self.begun) - self.joined - self.failed;
         if !joining || answers >= u64::from(self.plan.handshakes) || self.begun >= self.plan.count {
             return ORDERS_MS;

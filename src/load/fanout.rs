@@ -105,7 +105,6 @@ impl<'a> Stage<'a> {
             join_rate: args.join_rate,
             handshakes: args.handshakes,
             threads: args.threads,
-            look_ms: args.look_ms,
         };
         // Not a terminal: hidden. Drawn by this thread alone, without a ticker.
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));

@@ -30,6 +30,7 @@ mod bare;
 mod churn;
 mod deck;
 mod desk;
+mod endpoint;
 #[cfg(test)]
 mod fake;
 mod fanout;

@@ -50,8 +50,6 @@ pub(super) struct Plan {
     pub(super) handshakes: u32,
     /// Threads, of this part.
     pub(super) threads: u32,
-    /// Once everybody has joined, how often to look for what came, in milliseconds; with 0 what comes wakes.
-    pub(super) look_ms: u32,
 }
 
 impl Plan {
@@ -276,7 +274,6 @@ pub(super) mod tests {
             join_rate: 1_000.0,
             handshakes: 100,
             threads: 1,
-            look_ms: 0,
         }
     }
 

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use super::args::{Endpoint, FanoutArgs};
+use super::args::FanoutArgs;
 use super::bare::{self, Sender};
+use super::endpoint::Endpoint;
 use super::foreign::Foreign;
 use super::kernel::{self, now_ns};
 use super::meter::Meter;

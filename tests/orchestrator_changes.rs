@@ -1,10 +1,10 @@
 //! What is said of a message whose end comes first, before the orchestrator in virtual time: while an edit waits for its
-//! verdict or for the disk, the message it speaks of is retracted.
+//! verdict or for the disk, the message it speaks of is retracted. And what is said twice where a channel is slow.
 
 use ringcast::admission::quota::Quota;
 use ringcast::base::{AppId, ChannelKey, Name, Now, ShardId, Ulid};
 use ringcast::orchestrator::{Action, HookRule, Orchestrator, OrchestratorOptions};
-use ringcast::post::letters::{Draft, ToOrchestrator, ToShard};
+use ringcast::post::letters::{ChannelLimits, Draft, ToOrchestrator, ToShard};
 use ringcast::store::{Batch, Memory, PageAsk, Pages, Store, StoreError};
 use ringcast::wire::event::EventKind::{
     self, MessageDeleted, MessageNew, MessageRetracted, MessageUpdated, ReactionDeleted, ReactionNew,
@@ -120,6 +120,10 @@ impl World {
                     let found = self.store.find(&key, id).map(|found| found.map(Box::new));
                     self.node.on_found(self.now, read, found);
                 }
+                Action::FindAnswer { read, key } => {
+                    let found = self.store.first_answer(self.now.wall_ms, &key);
+                    self.node.on_answered(read, found);
+                }
                 Action::Chore(chore) => {
                     let done = chore.work(&mut self.store);
                     self.node.on_chore(self.now, done);
@@ -132,6 +136,10 @@ impl World {
                 }
                 Action::Publish { sealed, .. } => {
                     let event = sealed.to_event();
+                    if event.kind == EventKind::ChannelUpdated {
+                        // It takes no credit, so there is none to give back.
+                        continue;
+                    }
                     self.published.push((event.kind, event.text));
                     self.node.on_placed(ShardId(0), self.published.len() as u64);
                 }
@@ -293,4 +301,28 @@ fn a_repeat_with_its_key_gets_the_first_answer_when_the_message_is_gone_and_nobo
     assert_eq!(world.answer(failed), Err("disk_full"));
     assert!(world.asked.is_empty(), "nobody judges what will not be stored");
     world.assert_rest(&[MessageNew, MessageUpdated, MessageDeleted]);
+}
+
+#[test]
+fn a_repeat_in_slow_mode_gets_the_first_answer_and_nobody_waits_for_it() {
+    let mut world = World::new(false);
+    let key = ChannelKey::new(world.topic.app.clone(), world.topic.name.clone());
+    let limits = ChannelLimits { slow_mode_s: 10, messages_per_s: 0 };
+    world.node.on_letter(world.now, ToOrchestrator::SetLimits { ticket: 99, asker: ShardId(0), key, limits });
+    world.run();
+    let post = |world: &mut World, key: &str| {
+        let ticket = world.say("ann", MessageNew, None, Some(key));
+        world.answer(ticket)
+    };
+    let first = post(&mut world, "a");
+    assert!(first.is_ok());
+    assert_eq!(post(&mut world, "a"), first, "no new one, so there is nothing to wait for");
+    assert_eq!(post(&mut world, "b"), Err("slow_mode"));
+    world.pass(10_000);
+    assert_eq!(post(&mut world, "a"), first);
+    assert!(post(&mut world, "b").is_ok(), "the repeat before it was no message");
+    assert_eq!(post(&mut world, "c"), Err("slow_mode"));
+    let posted = world.kinds().iter().filter(|kind| **kind == MessageNew).count();
+    assert_eq!(posted, 2);
+    assert!(world.node.is_quiet());
 }

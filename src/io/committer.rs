@@ -86,13 +86,14 @@ enum Job {
 /// Work for the reading thread.
 struct Read {
     number: u64,
-    key: ChannelKey,
     what: What,
 }
 
 enum What {
-    Page(PageAsk),
-    Event(Ulid),
+    Page(ChannelKey, PageAsk),
+    Event(ChannelKey, Ulid),
+    /// Of an idempotency key, as honoured at this moment in Unix milliseconds.
+    FirstAnswer(u64, String),
 }
 
 /// The doors to both threads.
@@ -184,15 +185,22 @@ impl Committer {
 
     /// Reads a page; it comes as news.
     pub fn read(&self, number: u64, key: ChannelKey, ask: PageAsk) {
-        if !self.ask(Read { number, key, what: What::Page(ask) }) {
+        if !self.ask(Read { number, what: What::Page(key, ask) }) {
             let _ = self.news.push(StoreNews::Read(number, Err(StoreError::Busy)));
         }
     }
 
     /// Looks for one event; it comes as news.
     pub fn find(&self, number: u64, key: ChannelKey, id: Ulid) {
-        if !self.ask(Read { number, key, what: What::Event(id) }) {
+        if !self.ask(Read { number, what: What::Event(key, id) }) {
             let _ = self.news.push(StoreNews::Found(number, Err(StoreError::Busy)));
+        }
+    }
+
+    /// Looks for what was answered to the first call with this idempotency key; it comes as news.
+    pub fn first_answer(&self, number: u64, now_wall_ms: u64, key: String) {
+        if !self.ask(Read { number, what: What::FirstAnswer(now_wall_ms, key) }) {
+            let _ = self.news.push(StoreNews::Answered(number, Err(StoreError::Busy)));
         }
     }
 
@@ -298,10 +306,11 @@ impl Health {
 }
 
 fn read_all<P: Pages>(mut pages: P, reads: &Inbox<Read>, news: &News) {
-    while let Some(Read { number, key, what }) = reads.next() {
+    while let Some(Read { number, what }) = reads.next() {
         news.tell(match what {
-            What::Page(ask) => StoreNews::Read(number, pages.page(&key, ask)),
-            What::Event(id) => StoreNews::Found(number, pages.find(&key, id).map(|found| found.map(Box::new))),
+            What::Page(key, ask) => StoreNews::Read(number, pages.page(&key, ask)),
+            What::Event(key, id) => StoreNews::Found(number, pages.find(&key, id).map(|found| found.map(Box::new))),
+            What::FirstAnswer(now_wall_ms, key) => StoreNews::Answered(number, pages.first_answer(now_wall_ms, &key)),
         });
     }
 }

@@ -13,7 +13,7 @@ use crate::post::mailbox::{Doorbell, Receiver, Sender, mailbox};
 use crate::post::presence::{PresenceDoors, ToPresence};
 use crate::post::report::Report;
 use crate::store::chore::ChoreDone;
-use crate::store::{Appended, Page, StoreError, StoredEvent};
+use crate::store::{Appended, FirstAnswer, Page, StoreError, StoredEvent};
 use crate::wire::sealed::Sealed;
 
 /// A socket on its way to the shard that owns its room.
@@ -103,6 +103,8 @@ pub enum StoreNews {
     Read(u64, Result<Page, StoreError>),
     /// One event that was looked for.
     Found(u64, Result<Option<Box<StoredEvent>>, StoreError>),
+    /// What was answered to the first call with a key.
+    Answered(u64, Result<Option<FirstAnswer>, StoreError>),
     /// A ban that was written down or taken off.
     BanSaved(u64, Result<(), StoreError>),
     /// An alarm or some housekeeping.

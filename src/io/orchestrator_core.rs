@@ -142,6 +142,7 @@ impl Core {
                 StoreNews::Committed(result) => orchestrator.on_committed(now, result),
                 StoreNews::Read(read, result) => orchestrator.on_page(now, read, result),
                 StoreNews::Found(read, result) => orchestrator.on_found(now, read, result),
+                StoreNews::Answered(read, result) => orchestrator.on_answered(read, result),
                 StoreNews::BanSaved(number, result) => orchestrator.on_ban_saved(now, number, result),
                 StoreNews::Chore(done) => orchestrator.on_chore(now, done),
             }
@@ -207,6 +208,7 @@ impl Core {
                 Some(Action::Commit(batch)) => self.parts.committer.commit(batch, now.wall_ms),
                 Some(Action::Read { read, key, ask }) => self.parts.committer.read(read, key, ask),
                 Some(Action::Find { read, key, id }) => self.parts.committer.find(read, key, id),
+                Some(Action::FindAnswer { read, key }) => self.parts.committer.first_answer(read, now.wall_ms, key),
                 Some(Action::SaveBan { number, ban, lift }) => self.parts.committer.save_ban(number, ban, lift),
                 Some(Action::Chore(chore)) => self.parts.committer.chore(chore),
                 Some(Action::AskHook { number, app, body }) => self.parts.hooks.ask(number, app, body),

@@ -12,6 +12,7 @@ mod hook;
 mod join;
 mod limits;
 mod publish;
+mod repeat;
 mod report;
 mod upkeep;
 
@@ -118,6 +119,13 @@ pub enum Action {
         /// The event with this id.
         id: Ulid,
     },
+    /// To the store's reader; [`Orchestrator::on_answered`] follows.
+    FindAnswer {
+        /// For the answer.
+        read: u64,
+        /// What was answered to the first call with this idempotency key.
+        key: String,
+    },
     /// To the store; [`Orchestrator::on_ban_saved`] follows.
     SaveBan {
         /// For the answer.
@@ -182,6 +190,7 @@ pub struct Orchestrator {
     addresses: BTreeMap<AddressKey, u32>,
     readers: BTreeMap<u64, Reader>,
     finders: BTreeMap<u64, publish::Finder>,
+    repeats: repeat::Repeats,
     bans: ban::Bans,
     alarms: alarm::Alarms,
     upkeep: upkeep::Upkeep,
@@ -226,6 +235,7 @@ impl Orchestrator {
             addresses: BTreeMap::new(),
             readers: BTreeMap::new(),
             finders: BTreeMap::new(),
+            repeats: repeat::Repeats::default(),
             bans: ban::Bans::new(options.bans_max, bans),
             alarms: alarm::Alarms::default(),
             upkeep: upkeep::Upkeep::new(now, options.upkeep_ms),
@@ -327,7 +337,8 @@ impl Orchestrator {
     /// Nothing that was taken waits for the store any more.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.group.gauge().used == 0 && self.finders.is_empty() && self.alarms.is_quiet() && self.hooks.is_quiet()
+        let asks_nothing = self.finders.is_empty() && self.repeats.is_quiet();
+        self.group.gauge().used == 0 && asks_nothing && self.alarms.is_quiet() && self.hooks.is_quiet()
     }
 
     /// When [`Orchestrator::on_alarm`] or [`Orchestrator::poll_action`] has something to do, in monotonic milliseconds.

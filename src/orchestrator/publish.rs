@@ -5,6 +5,7 @@
 //! answer and is not published again; and nothing is published of a message behind its end, for the store has the last
 //! word on whether it is still there.
 
+use super::repeat::{posted, stored_key};
 use super::{Action, Orchestrator, PostTag, Reader, key_of};
 use crate::admission::rate::Rate;
 use crate::base::{AppId, Name, Now, ShardId, Ulid};
@@ -39,7 +40,9 @@ impl Orchestrator {
             None => {
                 // Last before the hook, so that nobody waits for a message that another rule refused.
                 let user = (!draft.by_server).then_some(draft.user_id.as_str());
-                self.limits.admit(now, &key_of(&draft.topic), user)?;
+                if let Err(problem) = self.limits.admit(now, &key_of(&draft.topic), user) {
+                    return self.refuse_unless_repeated(ticket, asker, &draft, problem);
+                }
                 let author = draft.author_to_forgive();
                 let judged = self.judge(now, ticket, asker, draft);
                 if let (Err(_), Some((key, user))) = (&judged, author) {
@@ -97,20 +100,14 @@ impl Orchestrator {
     ) -> Result<(), Problem> {
         let (app, bytes) = (draft.app, draft.bytes());
         self.quotas.enqueue(app, bytes)?;
-        let author = if draft.by_server { "" } else { draft.user_id.as_str() };
+        let idempotency_key = stored_key(&draft);
         let slowed = !draft.by_server && draft.kind == EventKind::MessageNew;
         let event = NewEvent {
             key: key_of(&draft.topic),
             kind: draft.kind,
             id: self.new_id(now),
             ts_ms: now.wall_ms,
-            // No name holds a slash, and a call always has a detail or never: two share a key only if they are one call.
-            idempotency_key: draft.idempotency_key.map(|key| {
-                let (app, channel, call) = (&draft.topic.app, &draft.topic.name, draft.kind.row().name);
-                let target = draft.target.map(|target| target.to_string()).unwrap_or_default();
-                let detail = draft.detail.as_ref().map(|detail| format!("/{detail}")).unwrap_or_default();
-                format!("{app}/{channel}/{author}/{call}/{target}{detail}/{key}")
-            }),
+            idempotency_key,
             user_id: Some(draft.user_id).filter(|id| !id.is_empty()),
             user_name: Some(draft.user_name).filter(|name| !name.is_empty()),
             text: draft.text,
@@ -142,6 +139,9 @@ impl Orchestrator {
             // What a hook judges is the message, not the event that changed it.
             let target = event.target;
             let is_gone = matches!(result, Ok(Appended::NoTarget));
+            if slowed && !matches!(result, Ok(Appended::New { .. })) {
+                self.limits.forgive(event.key.clone(), event.user_id.clone().unwrap_or_default());
+            }
             let answer = match result {
                 Ok(Appended::New { position }) => {
                     let posted =
@@ -149,16 +149,9 @@ impl Orchestrator {
                     self.publish_stored(&topic, stored(event, position));
                     Ok(posted)
                 }
-                Ok(Appended::Repeat { id, position, ts_ms }) => {
-                    Ok(Posted { id, seq: position.seq, epoch: position.epoch, created_at_ms: ts_ms })
-                }
+                Ok(Appended::Repeat(first)) => Ok(posted(first)),
                 Ok(Appended::NoTarget) => Err(no_such_message()),
-                Err(error) => {
-                    if slowed {
-                        self.limits.forgive(event.key, event.user_id.unwrap_or_default());
-                    }
-                    Err(store_problem(&error))
-                }
+                Err(error) => Err(store_problem(&error)),
             };
             match sequel {
                 Sequel::Nothing => {}

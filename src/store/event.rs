@@ -87,6 +87,17 @@ pub struct Position {
     pub seq: u64,
 }
 
+/// What was answered to the first call with an idempotency key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstAnswer {
+    /// The id of the first event.
+    pub id: Ulid,
+    /// Where it lies.
+    pub position: Position,
+    /// When it was made, in Unix milliseconds.
+    pub ts_ms: u64,
+}
+
 /// What a commit says of one event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Appended {
@@ -96,14 +107,7 @@ pub enum Appended {
         position: Position,
     },
     /// Its idempotency key was seen before: nothing was stored, this is the first answer.
-    Repeat {
-        /// The id of the first event.
-        id: Ulid,
-        /// Where the first event lies.
-        position: Position,
-        /// When the first event was made, in Unix milliseconds.
-        ts_ms: u64,
-    },
+    Repeat(FirstAnswer),
     /// The message that it speaks of is not there, or not any more: nothing was stored, and its key is not remembered.
     NoTarget,
 }

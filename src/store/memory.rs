@@ -6,8 +6,8 @@
 
 use super::event::{Epochs, wipes};
 use super::{
-    Alarm, AlarmChange, AlarmVersion, Appended, Ban, IDEMPOTENCY_KEPT_MS, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk,
-    Pages, Position, Retained, Retention, RoomRow, Store, StoreError, StoredEvent,
+    Alarm, AlarmChange, AlarmVersion, Appended, Ban, FirstAnswer, IDEMPOTENCY_KEPT_MS, NewEvent, PAGE_EVENTS_MAX, Page,
+    PageAsk, Pages, Position, Retained, Retention, RoomRow, Store, StoreError, StoredEvent,
 };
 use crate::base::{ChannelKey, Name, RoomChange, RoomId, Ulid};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,10 +20,8 @@ struct Channel {
 }
 
 #[derive(Clone, Debug)]
-struct FirstAnswer {
-    id: Ulid,
-    position: Position,
-    ts_ms: u64,
+struct Kept {
+    answer: FirstAnswer,
     kept_ms: u64,
 }
 
@@ -33,7 +31,7 @@ pub struct Memory {
     epochs: Epochs,
     generation: u64,
     channels: BTreeMap<ChannelKey, Channel>,
-    answers: BTreeMap<String, FirstAnswer>,
+    answers: BTreeMap<String, Kept>,
     /// The keys above by age, so that a sweep looks only at what goes.
     answers_by_age: BTreeSet<(u64, String)>,
     rooms: BTreeMap<(ChannelKey, RoomId), u32>,
@@ -119,10 +117,9 @@ impl Memory {
 
     fn append(&mut self, now_wall_ms: u64, event: &NewEvent) -> Appended {
         if let Some(key) = &event.idempotency_key
-            && let Some(first) = self.answers.get(key)
-            && now_wall_ms < first.kept_ms.saturating_add(IDEMPOTENCY_KEPT_MS)
+            && let Some(first) = self.answered(now_wall_ms, key)
         {
-            return Appended::Repeat { id: first.id, position: first.position, ts_ms: first.ts_ms };
+            return Appended::Repeat(first);
         }
         if event.target.is_some_and(|target| !self.stands(&event.key, target)) {
             return Appended::NoTarget;
@@ -159,13 +156,19 @@ impl Memory {
             },
         );
         if let Some(key) = &event.idempotency_key {
-            let first = FirstAnswer { id: event.id, position, ts_ms: event.ts_ms, kept_ms: now_wall_ms };
-            if let Some(forgotten) = self.answers.insert(key.clone(), first) {
+            let answer = FirstAnswer { id: event.id, position, ts_ms: event.ts_ms };
+            let kept = Kept { answer, kept_ms: now_wall_ms };
+            if let Some(forgotten) = self.answers.insert(key.clone(), kept) {
                 self.answers_by_age.remove(&(forgotten.kept_ms, key.clone()));
             }
             self.answers_by_age.insert((now_wall_ms, key.clone()));
         }
         Appended::New { position }
+    }
+
+    fn answered(&self, now_wall_ms: u64, key: &str) -> Option<FirstAnswer> {
+        let kept = self.answers.get(key)?;
+        (now_wall_ms < kept.kept_ms.saturating_add(IDEMPOTENCY_KEPT_MS)).then_some(kept.answer)
     }
 
     /// The message is in this channel, and was neither deleted nor retracted.
@@ -203,6 +206,10 @@ impl Pages for Memory {
 
     fn find(&mut self, key: &ChannelKey, id: Ulid) -> Result<Option<StoredEvent>, StoreError> {
         Ok(self.channels.get(key).and_then(|channel| channel.events.values().find(|event| event.id == id)).cloned())
+    }
+
+    fn first_answer(&mut self, now_wall_ms: u64, key: &str) -> Result<Option<FirstAnswer>, StoreError> {
+        Ok(self.answered(now_wall_ms, key))
     }
 }
 

@@ -22,7 +22,7 @@ mod sqlite_rows;
 mod sqlite_schema;
 
 pub use crate::post::letters::Ban;
-pub use event::{Appended, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk, Position, StoredEvent};
+pub use event::{Appended, FirstAnswer, NewEvent, PAGE_EVENTS_MAX, Page, PageAsk, Position, StoredEvent};
 pub use group::{Batch, Group, GroupOptions};
 pub use memory::Memory;
 pub use sqlite::{OpenOptions, Sqlite, SqliteReader, WhenDamaged};
@@ -155,6 +155,12 @@ pub trait Pages {
     /// # Errors
     /// Any [`StoreError`].
     fn find(&mut self, key: &ChannelKey, id: Ulid) -> Result<Option<StoredEvent>, StoreError>;
+
+    /// What was answered to the first call with this idempotency key, if that is still honoured.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    fn first_answer(&mut self, now_wall_ms: u64, key: &str) -> Result<Option<FirstAnswer>, StoreError>;
 }
 
 /// What outlives the process. Every method may block on a disk: none belongs on a socket core.

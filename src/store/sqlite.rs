@@ -6,12 +6,12 @@
 //! A commit of 256 events costs one sync. That is why [`super::Group`] gathers them, and why full syncs are affordable.
 
 use super::event::Epochs;
-use super::sqlite_commit::{Commit, honoured_after};
+use super::sqlite_commit::{self, Commit, honoured_after};
 use super::sqlite_rows::{self, int, key_at, name_at, number_at, sorted};
 use super::sqlite_schema::{Opened, open_reader, open_writer, renew_epochs};
 use super::{
-    Alarm, AlarmChange, AlarmVersion, Appended, Ban, MovedAside, NewEvent, OpenError, Page, PageAsk, Pages, Retained,
-    Retention, RoomRow, Store, StoreError, StoredEvent,
+    Alarm, AlarmChange, AlarmVersion, Appended, Ban, FirstAnswer, MovedAside, NewEvent, OpenError, Page, PageAsk,
+    Pages, Retained, Retention, RoomRow, Store, StoreError, StoredEvent,
 };
 use crate::base::{ChannelKey, Name, RoomChange, RoomId, ShardId, Ulid};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
@@ -167,6 +167,10 @@ impl Pages for Sqlite {
     fn find(&mut self, key: &ChannelKey, id: Ulid) -> Result<Option<StoredEvent>, StoreError> {
         sqlite_rows::find(&mut self.connection, key, id).map_err(sorted)
     }
+
+    fn first_answer(&mut self, now_wall_ms: u64, key: &str) -> Result<Option<FirstAnswer>, StoreError> {
+        sqlite_commit::first_answer(&self.connection, now_wall_ms, key).map_err(sorted)
+    }
 }
 
 impl Pages for SqliteReader {
@@ -176,6 +180,10 @@ impl Pages for SqliteReader {
 
     fn find(&mut self, key: &ChannelKey, id: Ulid) -> Result<Option<StoredEvent>, StoreError> {
         sqlite_rows::find(&mut self.connection, key, id).map_err(sorted)
+    }
+
+    fn first_answer(&mut self, now_wall_ms: u64, key: &str) -> Result<Option<FirstAnswer>, StoreError> {
+        sqlite_commit::first_answer(&self.connection, now_wall_ms, key).map_err(sorted)
     }
 }
 

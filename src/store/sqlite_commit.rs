@@ -6,10 +6,10 @@
 
 use super::event::{Epochs, wipes};
 use super::sqlite_rows::{channel_row, int, number_at, ulid_at, ulid_bytes};
-use super::{Appended, IDEMPOTENCY_KEPT_MS, NewEvent, Position};
+use super::{Appended, FirstAnswer, IDEMPOTENCY_KEPT_MS, NewEvent, Position};
 use crate::base::{ChannelKey, Ulid};
 use crate::wire::event::EventKind;
-use rusqlite::{OptionalExtension, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
@@ -36,9 +36,9 @@ impl<'a> Commit<'a> {
     /// Appends one event, or finds its first answer, or finds that what it speaks of is gone.
     pub(super) fn append(&mut self, event: &'a NewEvent) -> rusqlite::Result<Appended> {
         if let Some(key) = &event.idempotency_key
-            && let Some(first) = self.first_answer(key)?
+            && let Some(first) = first_answer(self.transaction, self.now_wall_ms, key)?
         {
-            return Ok(first);
+            return Ok(Appended::Repeat(first));
         }
         // Before the channel is opened, which would make one that was never written to.
         if let Some(target) = event.target
@@ -100,20 +100,6 @@ impl<'a> Commit<'a> {
         Ok(Appended::New { position })
     }
 
-    fn first_answer(&self, key: &str) -> rusqlite::Result<Option<Appended>> {
-        // The statement also sees what this transaction wrote, so a repeat within the batch is found like any other.
-        self.transaction
-            .prepare_cached("SELECT id, epoch, seq, ts_ms FROM idempotency WHERE key = ?1 AND kept_ms > ?2")?
-            .query_row(params![key, honoured_after(self.now_wall_ms)], |row| {
-                Ok(Appended::Repeat {
-                    id: ulid_at(row, 0)?,
-                    position: Position { epoch: number_at(row, 1)?, seq: number_at(row, 2)? },
-                    ts_ms: number_at(row, 3)?,
-                })
-            })
-            .optional()
-    }
-
     /// The message is in this channel, and was neither deleted nor retracted, not by this transaction either.
     fn stands(&self, key: &ChannelKey, message: Ulid) -> rusqlite::Result<bool> {
         self.transaction
@@ -146,6 +132,22 @@ fn open_channel(transaction: &Transaction<'_>, epochs: &Epochs, key: &ChannelKey
         .prepare_cached("INSERT INTO channels (app, channel, epoch, head) VALUES (?1, ?2, ?3, 0)")?
         .execute(params![key.app.as_str(), key.channel.as_str(), int(epoch)])?;
     Ok(Open { channel_id: transaction.last_insert_rowid(), position: Position { epoch, seq: 0 } })
+}
+
+/// What was answered to the first call with this key. Within a transaction that sees what it wrote itself, so a repeat
+/// within a batch is found like any other.
+pub(super) fn first_answer(
+    connection: &Connection,
+    now_wall_ms: u64,
+    key: &str,
+) -> rusqlite::Result<Option<FirstAnswer>> {
+    connection
+        .prepare_cached("SELECT id, epoch, seq, ts_ms FROM idempotency WHERE key = ?1 AND kept_ms > ?2")?
+        .query_row(params![key, honoured_after(now_wall_ms)], |row| {
+            let position = Position { epoch: number_at(row, 1)?, seq: number_at(row, 2)? };
+            Ok(FirstAnswer { id: ulid_at(row, 0)?, position, ts_ms: number_at(row, 3)? })
+        })
+        .optional()
 }
 
 /// Keys kept at or before this moment are no longer honoured. Below zero, so that the first day of Unix time forgets

@@ -2,8 +2,8 @@
 
 use ringcast::base::{ChannelKey, Name, RoomChange, RoomId, ShardId, Ulid};
 use ringcast::store::{
-    AlarmChange, Appended, Ban, IDEMPOTENCY_KEPT_MS, Memory, NewEvent, OpenError, OpenOptions, Page, PageAsk, Pages,
-    Position, Retention, Sqlite, Store, StoreError,
+    AlarmChange, Appended, Ban, FirstAnswer, IDEMPOTENCY_KEPT_MS, Memory, NewEvent, OpenError, OpenOptions, Page,
+    PageAsk, Pages, Position, Retention, Sqlite, Store, StoreError,
 };
 use ringcast::wire::event::EventKind;
 use std::path::PathBuf;
@@ -154,7 +154,7 @@ fn messages(key: &ChannelKey, numbers: std::ops::RangeInclusive<u64>) -> Vec<New
 
 fn seq(appended: &Appended) -> u64 {
     match appended {
-        Appended::New { position } | Appended::Repeat { position, .. } => position.seq,
+        Appended::New { position } | Appended::Repeat(FirstAnswer { position, .. }) => position.seq,
         Appended::NoTarget => panic!("it has no place"),
     }
 }
@@ -279,8 +279,10 @@ fn a_repeat_gets_the_first_answer_also_within_a_batch<F: Factory>() {
     };
     let answers = f.store().commit(5, &[keyed(1, "k"), keyed(2, "k"), message(&key, 3)]).unwrap();
     let Appended::New { position } = answers[0] else { panic!("{answers:?}") };
-    let repeat = Appended::Repeat { id: message(&key, 1).id, position, ts_ms: 1_001 };
+    let first = FirstAnswer { id: message(&key, 1).id, position, ts_ms: 1_001 };
+    let repeat = Appended::Repeat(first);
     assert_eq!(answers[1], repeat);
+    assert_eq!((f.store().first_answer(5, "k"), f.store().first_answer(5, "j")), (Ok(Some(first)), Ok(None)));
     assert_eq!(seq(&answers[2]), 2, "a repeat takes no seq");
     f.reopen();
     assert_eq!(f.store().commit(6, &[keyed(4, "k")]).unwrap(), [repeat]);
@@ -295,12 +297,14 @@ fn idempotency_keys_are_kept_for_a_day<F: Factory>() {
     f.store().commit(start, &[keyed(1), keyed(2), keyed(3)]).unwrap();
     let last_moment = start + IDEMPOTENCY_KEPT_MS - 1;
     assert_eq!(f.store().idempotency_sweep(last_moment, 100), Ok(0));
-    assert!(matches!(f.store().commit(last_moment, &[keyed(11)]).unwrap()[..], [Appended::Repeat { .. }]));
+    assert!(matches!(f.store().commit(last_moment, &[keyed(11)]).unwrap()[..], [Appended::Repeat(_)]));
+    assert!(f.store().first_answer(last_moment, "k1").unwrap().is_some());
+    assert_eq!(f.store().first_answer(last_moment + 1, "k1"), Ok(None));
     // A key that is due to be forgotten is not honoured, whether it was swept or not; it then lives for another day.
     assert!(matches!(f.store().commit(last_moment + 1, &[keyed(21)]).unwrap()[..], [Appended::New { .. }]));
     assert_eq!(f.store().idempotency_sweep(last_moment + 1, 1), Ok(1));
     assert_eq!(f.store().idempotency_sweep(last_moment + 1, 100), Ok(1));
-    assert!(matches!(f.store().commit(last_moment + 2, &[keyed(31)]).unwrap()[..], [Appended::Repeat { .. }]));
+    assert!(matches!(f.store().commit(last_moment + 2, &[keyed(31)]).unwrap()[..], [Appended::Repeat(_)]));
 }
 
 fn a_retracted_message_loses_its_text_everywhere<F: Factory>() {

@@ -3,7 +3,7 @@
 
 use crate::store::{Factory, InMemory, OnDisk, channel, latest, message, name, seqs};
 use ringcast::base::{ChannelKey, Ulid};
-use ringcast::store::{Appended, IDEMPOTENCY_KEPT_MS, NewEvent, Position, Retention, Store};
+use ringcast::store::{Appended, FirstAnswer, IDEMPOTENCY_KEPT_MS, NewEvent, Position, Retention, Store};
 use ringcast::wire::event::EventKind;
 
 suite! {
@@ -40,7 +40,7 @@ fn places(answers: &[Appended]) -> Vec<Option<u64>> {
     let place = |answer: &Appended| match answer {
         Appended::New { position } => Some(position.seq),
         Appended::NoTarget => None,
-        Appended::Repeat { .. } => panic!("nobody repeats: {answer:?}"),
+        Appended::Repeat(_) => panic!("nobody repeats: {answer:?}"),
     };
     answers.iter().map(place).collect()
 }
@@ -130,10 +130,10 @@ fn a_repeat_gets_the_first_answer_though_its_message_is_gone<F: Factory>() {
         let [_, Appended::New { position: edited }, Appended::New { position: ended }, repeat] = answers[..] else {
             panic!("{answers:?}")
         };
-        assert_eq!(repeat, Appended::Repeat { id: gone.id, position: ended, ts_ms: gone.ts_ms });
+        assert_eq!(repeat, Appended::Repeat(FirstAnswer { id: gone.id, position: ended, ts_ms: gone.ts_ms }));
         f.reopen();
         let stranger = keyed(speaks(&key, 6, end, 1), "end of another");
-        let edited = Appended::Repeat { id: edit.id, position: edited, ts_ms: edit.ts_ms };
+        let edited = Appended::Repeat(FirstAnswer { id: edit.id, position: edited, ts_ms: edit.ts_ms });
         assert_eq!(f.store().commit(6, &[again, stranger, edit]).unwrap(), [repeat, Appended::NoTarget, edited]);
         let page = latest(f.store(), &key);
         assert_eq!((page.head, page.events.iter().all(|event| event.text.is_none())), (3, true));
@@ -155,7 +155,7 @@ fn a_key_that_ran_out_is_swept_once<F: Factory>() {
     let end = keyed(speaks(&key, 2, EventKind::MessageRetracted, 1), "k");
     f.store().commit(start, &[message(&key, 1), end.clone()]).unwrap();
     let over = start + IDEMPOTENCY_KEPT_MS;
-    assert!(matches!(f.store().commit(over - 1, std::slice::from_ref(&end)).unwrap()[..], [Appended::Repeat { .. }]));
+    assert!(matches!(f.store().commit(over - 1, std::slice::from_ref(&end)).unwrap()[..], [Appended::Repeat(_)]));
     assert_eq!(f.store().commit(over, &[end]).unwrap(), [Appended::NoTarget]);
     assert_eq!(f.store().idempotency_sweep(over, 100), Ok(1));
     assert_eq!(f.store().idempotency_sweep(over, 100), Ok(0));

@@ -92,6 +92,23 @@ fn bad_alarms_are_refused() {
 }
 
 #[test]
+fn whoever_repeats_a_message_is_not_told_to_wait_for_it() {
+    let (node, channel, ann) = (shared(), fresh("twice"), fresh("ann"));
+    let path = format!("/v1/demo/channels/{channel}");
+    let slow = call(node, "PUT", &format!("channels/{channel}/limits"), &node.key(), r#"{"slow_mode_s":600}"#);
+    assert_eq!(slow.status, 200);
+    let post = |key: &str| {
+        let fields = format!("Authorization: Bearer {}\r\nIdempotency-Key: {key}\r\n", node.token(&ann));
+        node.http().request("POST", &format!("{path}/messages"), &fields, r#"{"text":"x"}"#)
+    };
+    let first = post("a");
+    assert_eq!(first.status, 201);
+    let again = post("a");
+    assert_eq!((again.status, again.body), (first.status, first.body));
+    post("b").assert_problem(429, "slow_mode");
+}
+
+#[test]
 fn slow_mode_and_messages_a_second_hold_until_they_are_lifted() {
     let (node, channel) = (shared(), fresh("limits"));
     let limits = |body: &Value, credential: &str| {

@@ -2,7 +2,9 @@
 
 use crate::rng::Rng;
 use ringcast::base::{ChannelKey, Name, Now, Ulid};
-use ringcast::store::{Appended, Batch, Group, GroupOptions, Memory, NewEvent, PageAsk, Pages, Store, StoreError};
+use ringcast::store::{
+    Appended, Batch, FirstAnswer, Group, GroupOptions, Memory, NewEvent, PageAsk, Pages, Store, StoreError,
+};
 use ringcast::wire::event::EventKind;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -113,7 +115,7 @@ fn run(seed: u64) {
                     expected_tag += 1;
                     let got = match &answer {
                         Ok(Appended::New { position }) => Some((true, event.id, position.seq)),
-                        Ok(Appended::Repeat { id, position, .. }) => Some((false, *id, position.seq)),
+                        Ok(Appended::Repeat(FirstAnswer { id, position, .. })) => Some((false, *id, position.seq)),
                         Ok(Appended::NoTarget) => panic!("none speaks of another, seed {seed} step {step}"),
                         Err(error) => {
                             assert_eq!(error, &StoreError::Full);

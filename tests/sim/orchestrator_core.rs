@@ -39,6 +39,7 @@ pub(crate) struct Disk {
     jobs: VecDeque<Job>,
     reads: VecDeque<(u64, ChannelKey, PageAsk)>,
     finds: VecDeque<(u64, ChannelKey, Ulid)>,
+    answers: VecDeque<(u64, String)>,
     /// A batch that was told already, and the step at which it is written: [`Mutant::ToldBeforeCommit`].
     owed: Option<(Batch, u64, u64)>,
     /// What was done and is not told yet.
@@ -78,6 +79,7 @@ impl OrchestratorCore {
                 jobs: VecDeque::new(),
                 reads: VecDeque::new(),
                 finds: VecDeque::new(),
+                answers: VecDeque::new(),
                 owed: None,
                 done: VecDeque::new(),
                 news,
@@ -118,6 +120,7 @@ impl OrchestratorCore {
                 StoreNews::Committed(result) => self.orchestrator.on_committed(now, result),
                 StoreNews::Read(read, result) => self.orchestrator.on_page(now, read, result),
                 StoreNews::Found(read, result) => self.orchestrator.on_found(now, read, result),
+                StoreNews::Answered(read, result) => self.orchestrator.on_answered(read, result),
                 StoreNews::BanSaved(number, result) => self.orchestrator.on_ban_saved(now, number, result),
                 StoreNews::Chore(done) => self.orchestrator.on_chore(now, done),
             }
@@ -167,6 +170,7 @@ impl OrchestratorCore {
                 Action::Commit(batch) => self.disk.jobs.push_back(Job::Commit(batch, now.wall_ms)),
                 Action::Read { read, key, ask } => self.disk.reads.push_back((read, key, ask)),
                 Action::Find { read, key, id } => self.disk.finds.push_back((read, key, id)),
+                Action::FindAnswer { read, key } => self.disk.answers.push_back((read, key)),
                 Action::SaveBan { number, ban, lift } => self.disk.jobs.push_back(Job::SaveBan(number, ban, lift)),
                 Action::Chore(chore) => self.disk.jobs.push_back(Job::Chore(chore)),
                 Action::AskHook { number, .. } if scene.plan.hook_trouble => self.judging.push(number),
@@ -241,7 +245,7 @@ impl Disk {
             self.work(job, scene);
         }
         if scene.random.chance(60) {
-            self.find();
+            self.find(scene.now);
         }
         if scene.random.chance(60)
             && let Some((read, key, ask)) = self.reads.pop_front()
@@ -255,7 +259,11 @@ impl Disk {
         }
     }
 
-    fn find(&mut self) {
+    fn find(&mut self, now: Now) {
+        if let Some((number, key)) = self.answers.pop_front() {
+            let found = self.store.first_answer(now.wall_ms, &key);
+            self.done.push_back(StoreNews::Answered(number, found));
+        }
         if let Some((number, key, id)) = self.finds.pop_front() {
             let found = self.store.find(&key, id).map(|found| found.map(Box::new));
             self.done.push_back(StoreNews::Found(number, found));

@@ -94,11 +94,16 @@ impl Shard {
 
     fn walk(&mut self, now: Now, batch: &mut SendBatch, max: usize) {
         let mut visits = 0;
-        // The small first, for they are soon done, and at most half, so that they cannot keep a large one waiting.
-        let half = batch.sends.len() + (max - batch.sends.len()).div_ceil(2);
-        self.walk_those(now, Size::Small, batch, half, (&mut visits, VISITS_MAX / 2));
+        let has_small = self.walks.first(Size::Small).is_some();
+        if has_small {
+            // First, for they are soon done, and at most half, so that they cannot keep a large one waiting.
+            let half = batch.sends.len() + (max - batch.sends.len()).div_ceil(2);
+            self.walk_those(now, Size::Small, batch, half, (&mut visits, VISITS_MAX / 2));
+        }
         self.walk_those(now, Size::Large, batch, max, (&mut visits, VISITS_MAX));
-        self.walk_those(now, Size::Small, batch, max, (&mut visits, VISITS_MAX));
+        if has_small {
+            self.walk_those(now, Size::Small, batch, max, (&mut visits, VISITS_MAX));
+        }
     }
 
     fn walk_those(

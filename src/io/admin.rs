@@ -83,7 +83,7 @@ fn reserve_descriptors(count: usize) -> Vec<File> {
 }
 
 fn answer(request: &WholeRequest, admin: &Admin) -> ApiAnswer {
-    let get = request.head.method == hyper::Method::GET;
+    let get = request.method() == "GET";
     match request.head.uri.path() {
         "/healthz" if get => text(200, "ok\n".to_owned()),
         "/readyz" if get => ready(admin),
@@ -95,7 +95,7 @@ fn answer(request: &WholeRequest, admin: &Admin) -> ApiAnswer {
             text(200, metrics::render::render(orchestrator.reports(), &own))
         }
         "/healthz" | "/readyz" | "/metrics" => {
-            Problem::new(405, "method", "use GET").with_header("allow", "GET").into()
+            Problem::new(405, "method", "use GET").with_header("allow", "GET, HEAD").into()
         }
         path => Problem::new(404, "not_found", format!("nothing is at {path:?}")).into(),
     }

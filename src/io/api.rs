@@ -15,7 +15,7 @@ use crate::wire::problem::Problem;
 /// 400, naming the field.
 pub(super) fn request(request: &WholeRequest, from: Origin) -> Result<ApiRequest<'_>, Problem> {
     Ok(ApiRequest {
-        method: request.head.method.as_str(),
+        method: request.method(),
         path: request.head.uri.path(),
         query: request.head.uri.query().unwrap_or_default(),
         authorization: request.field("authorization")?,

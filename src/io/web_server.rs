@@ -54,6 +54,13 @@ pub struct WholeRequest {
 }
 
 impl WholeRequest {
+    /// The method. HEAD is GET whose body the library keeps back (RFC 9110, section 9.3.2).
+    #[must_use]
+    pub fn method(&self) -> &str {
+        let method = &self.head.method;
+        if *method == hyper::Method::HEAD { "GET" } else { method.as_str() }
+    }
+
     /// A field's value, if there is one.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ impl Shard {
         roster: bool,
     ) -> Result<Outcome, Problem> {
         if request.method != "GET" {
-            return Err(wrong_method("GET"));
+            return Err(wrong_method("GET, HEAD"));
         }
         may_read(options, speaker)?;
         if self.pending.len() >= self.options.asks_max as usize {

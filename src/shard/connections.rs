@@ -33,7 +33,7 @@ impl Shard {
     ) -> Result<Outcome, Problem> {
         server_only(speaker, "connections are listed")?;
         if request.method != "GET" {
-            return Err(wrong_method("GET"));
+            return Err(wrong_method("GET, HEAD"));
         }
         let app_name = app_name.clone();
         let mut ask = ConnectionsAsk { app, app_name, channel: None, user: None, tag: None, limit: LIMIT_DEFAULT };

@@ -184,9 +184,9 @@ impl Shard {
                     }
                     ("alarm", _) => self.alarm(now, request, &options, &speaker, topic),
                     ("limits", _) => self.limits(request, &speaker, topic),
-                    ("messages", _) => Err(wrong_method("GET, POST")),
+                    ("messages", _) => Err(wrong_method("GET, HEAD, POST")),
                     ("events", _) => Err(wrong_method("POST")),
-                    _ => Err(wrong_method("GET")),
+                    _ => Err(wrong_method("GET, HEAD")),
                 }
             }
             ["connections"] => self.get_connections(request, app, &name, &speaker),

@@ -18,7 +18,7 @@ pub fn parse_filter<'t>(parts: impl Iterator<Item = &'t str>) -> Result<KindSet,
     let mut set = KindSet::default();
     for (i, part) in parts.map(str::trim).filter(|part| !part.is_empty()).enumerate() {
         if i >= FILTER_KINDS_MAX {
-            return Err(bad("bad_filter", format!("a filter names at most {FILTER_KINDS_MAX} types")));
+            return Err(Problem::bad("bad_filter", format!("a filter names at most {FILTER_KINDS_MAX} types")));
         }
         let before = set;
         let prefix = part.strip_suffix('*');
@@ -31,15 +31,11 @@ pub fn parse_filter<'t>(parts: impl Iterator<Item = &'t str>) -> Result<KindSet,
             set.insert(EventKind::Custom);
         }
         if set == before && !matches!(EventKind::parse(part), Ok(kind) if set.contains(kind)) {
-            return Err(bad("bad_filter", format!("filter {part:?} names no event type")));
+            return Err(Problem::bad("bad_filter", format!("filter {part:?} names no event type")));
         }
     }
     // Nothing named is nothing wished.
     Ok(if set == KindSet::default() { KindSet::ALL } else { set })
-}
-
-fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
-    Problem::new(400, code, detail)
 }
 
 #[cfg(test)]

@@ -32,13 +32,13 @@ pub fn read_request<'f, 'h>(
     let mut request = httparse::Request::new(fields);
     match request.parse(head) {
         Ok(httparse::Status::Complete(_)) => Ok(request),
-        Ok(httparse::Status::Partial) => Err(bad("head_incomplete", "the request head is not complete")),
+        Ok(httparse::Status::Partial) => Err(Problem::bad("head_incomplete", "the request head is not complete")),
         Err(httparse::Error::TooManyHeaders) => {
             let detail = format!("a request has at most {HEAD_FIELDS_MAX} header fields");
             Err(Problem::new(431, "too_many_fields", detail))
         }
         Err(httparse::Error::Version) => Err(Problem::new(505, "http_version", "this node speaks HTTP/1.1")),
-        Err(error) => Err(bad("head_malformed", format!("the request head is malformed: {error}"))),
+        Err(error) => Err(Problem::bad("head_malformed", format!("the request head is malformed: {error}"))),
     }
 }
 
@@ -59,27 +59,28 @@ pub fn body_of(request: &httparse::Request<'_, '_>) -> Result<Body, Problem> {
             continue;
         };
         if place.replace(field.value).is_some() {
-            return Err(bad("field_twice", format!("the {} field stands more than once", field.name)));
+            return Err(Problem::bad("field_twice", format!("the {} field stands more than once", field.name)));
         }
     }
     match hosts {
-        0 if request.version == Some(1) => return Err(bad("no_host", "the Host field is missing")),
+        0 if request.version == Some(1) => return Err(Problem::bad("no_host", "the Host field is missing")),
         0 | 1 => {}
-        _ => return Err(bad("field_twice", "the host field stands more than once")),
+        _ => return Err(Problem::bad("field_twice", "the host field stands more than once")),
     }
     match (length, encoding) {
         (None, None) => Ok(Body::Length(0)),
         (Some(length), None) => digits(length).map(Body::Length).ok_or_else(|| {
-            bad("bad_content_length", "Content-Length is one number of bytes, in digits and nothing else")
+            Problem::bad("bad_content_length", "Content-Length is one number of bytes, in digits and nothing else")
         }),
         (None, Some(encoding)) if encoding.eq_ignore_ascii_case(b"chunked") && request.version == Some(1) => {
             Ok(Body::Chunked)
         }
-        (None, Some(_)) => {
-            Err(bad("bad_transfer_encoding", "the only Transfer-Encoding here is `chunked`, once and in HTTP/1.1"))
-        }
+        (None, Some(_)) => Err(Problem::bad(
+            "bad_transfer_encoding",
+            "the only Transfer-Encoding here is `chunked`, once and in HTTP/1.1",
+        )),
         (Some(_), Some(_)) => {
-            Err(bad("length_and_encoding", "a request has Content-Length or Transfer-Encoding, not both"))
+            Err(Problem::bad("length_and_encoding", "a request has Content-Length or Transfer-Encoding, not both"))
         }
     }
 }
@@ -255,10 +256,6 @@ fn check(head: &[u8]) -> Result<(Body, bool), Problem> {
     let body = body_of(&request)?;
     let connection = |token| has_token(request.headers, "connection", token);
     Ok((body, connection("close") || (request.version == Some(0) && !connection("keep-alive"))))
-}
-
-fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
-    Problem::new(400, code, detail)
 }
 
 #[cfg(test)]

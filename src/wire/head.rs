@@ -37,10 +37,12 @@ impl HeadScan {
                         return Ok(Some(self.scanned + 1));
                     }
                 }
-                b'\n' => return Err(bad("bare_line_end", "a line of a head ends with CR LF, not with LF alone")),
-                _ if after_cr => return Err(bad("bare_line_end", "a CR in a head is followed by LF")),
+                b'\n' => {
+                    return Err(Problem::bad("bare_line_end", "a line of a head ends with CR LF, not with LF alone"));
+                }
+                _ if after_cr => return Err(Problem::bad("bare_line_end", "a CR in a head is followed by LF")),
                 b'\r' | b'\t' | 0x20..=0x7E | 0x80.. => {}
-                _ => return Err(bad("control_character", format!("a head holds no character {byte:#04x}"))),
+                _ => return Err(Problem::bad("control_character", format!("a head holds no character {byte:#04x}"))),
             }
             self.scanned += 1;
         }
@@ -57,10 +59,6 @@ impl HeadScan {
             self.scanned += TEXT_BLOCK;
         }
     }
-}
-
-fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
-    Problem::new(400, code, detail)
 }
 
 #[cfg(test)]

@@ -186,7 +186,7 @@ pub fn path_name(text: &str, what: &str) -> Result<Name, Problem> {
     // In a path `+` is a plus, in a form it is a space: a plus is no name character, so protecting it is enough.
     let protected = text.replace('+', "%2B");
     let decoded = form_urlencoded::parse(protected.as_bytes()).next().map(|(name, _)| name).unwrap_or_default();
-    Name::new(&decoded).map_err(|error| bad("bad_name", format!("{what} {decoded:?}: {error}")))
+    Name::new(&decoded).map_err(|error| Problem::bad("bad_name", format!("{what} {decoded:?}: {error}")))
 }
 
 fn check_handshake(request: &httparse::Request<'_, '_>) -> Result<String, Problem> {
@@ -199,14 +199,14 @@ fn check_handshake(request: &httparse::Request<'_, '_>) -> Result<String, Proble
     if one(request.headers, "transfer-encoding")?.is_some()
         || one(request.headers, "content-length")?.is_some_and(|n| n.trim() != "0")
     {
-        return Err(bad("upgrade_with_body", "a WebSocket upgrade has no body"));
+        return Err(Problem::bad("upgrade_with_body", "a WebSocket upgrade has no body"));
     }
     if !has_token(request.headers, "upgrade", "websocket") {
         let problem = Problem::new(426, "not_an_upgrade", "this address speaks WebSocket: send `Upgrade: websocket`");
         return Err(problem.with_header("upgrade", "websocket"));
     }
     if !has_token(request.headers, "connection", "upgrade") {
-        return Err(bad("connection_field", "the Connection field does not name `Upgrade`"));
+        return Err(Problem::bad("connection_field", "the Connection field does not name `Upgrade`"));
     }
     if one(request.headers, "sec-websocket-version")?.map(str::trim) != Some("13") {
         let problem = Problem::new(426, "websocket_version", "this node speaks WebSocket version 13");
@@ -214,7 +214,7 @@ fn check_handshake(request: &httparse::Request<'_, '_>) -> Result<String, Proble
     }
     match one(request.headers, "sec-websocket-key")?.map(str::trim) {
         Some(key) if is_nonce(key) => Ok(derive_accept_key(key.as_bytes())),
-        _ => Err(bad("websocket_key", "Sec-WebSocket-Key must be 16 bytes in base64")),
+        _ => Err(Problem::bad("websocket_key", "Sec-WebSocket-Key must be 16 bytes in base64")),
     }
 }
 
@@ -225,7 +225,7 @@ fn check_stream(request: &httparse::Request<'_, '_>) -> Result<(), Problem> {
     if one(request.headers, "transfer-encoding")?.is_some()
         || one(request.headers, "content-length")?.is_some_and(|n| n.trim() != "0")
     {
-        return Err(bad("stream_with_body", "the request of an event stream has no body"));
+        return Err(Problem::bad("stream_with_body", "the request of an event stream has no body"));
     }
     Ok(())
 }
@@ -252,9 +252,11 @@ fn one<'f>(fields: &'f [httparse::Header<'f>], name: &'f str) -> Result<Option<&
     let mut found = values(fields, name);
     let Some(value) = found.next() else { return Ok(None) };
     if found.next().is_some() {
-        return Err(bad("field_twice", format!("the {name} field stands more than once")));
+        return Err(Problem::bad("field_twice", format!("the {name} field stands more than once")));
     }
-    std::str::from_utf8(value).map(Some).map_err(|_| bad("field_not_text", format!("the {name} field is not text")))
+    std::str::from_utf8(value)
+        .map(Some)
+        .map_err(|_| Problem::bad("field_not_text", format!("the {name} field is not text")))
 }
 
 /// The field is a list, over one line or several, that holds this token, in whatever case (RFC 9110 §5.3).
@@ -266,21 +268,27 @@ pub(super) fn has_token(fields: &[httparse::Header<'_>], name: &str, token: &str
 }
 
 fn read_query(query: &str, upgrade: &mut Upgrade) -> Result<(), Problem> {
-    let (mut epoch, mut since) = (None, None);
+    let (mut epoch, mut since, mut filters) = (None, None, false);
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
         match &*key {
             "token" => upgrade.token = Some(value.into_owned()),
             "tags" => upgrade.tags = Some(parse_tags(&value)?),
             "epoch" => epoch = Some(parse_epoch(&value)?),
             "since" => {
-                let seq =
-                    value.parse().map_err(|_| bad("bad_since", format!("since {value:?} is not a whole number")))?;
+                let seq = value
+                    .parse()
+                    .map_err(|_| Problem::bad("bad_since", format!("since {value:?} is not a whole number")))?;
                 since = Some(seq);
             }
-            "filter" => upgrade.filter = parse_filter(value.split(','))?,
+            "filter" => {
+                upgrade.filter = parse_filter(value.split(','))?;
+                filters = true;
+            }
             "heartbeat" => match value.parse() {
                 Ok(seconds @ 1..=3_600) => upgrade.heartbeat_s = Some(seconds),
-                _ => return Err(bad("bad_heartbeat", format!("heartbeat {value:?} is not 1 to 3600 seconds"))),
+                _ => {
+                    return Err(Problem::bad("bad_heartbeat", format!("heartbeat {value:?} is not 1 to 3600 seconds")));
+                }
             },
             // Unknown parameters are for someone in front of us.
             _ => {}
@@ -289,8 +297,12 @@ fn read_query(query: &str, upgrade: &mut Upgrade) -> Result<(), Problem> {
     upgrade.since = match (epoch, since) {
         (Some(epoch), Some(seq)) => Some(Since { epoch, seq }),
         (None, None) => None,
-        _ => return Err(bad("bad_position", "a position is `epoch` and `since` together")),
+        _ => return Err(Problem::bad("bad_position", "a position is `epoch` and `since` together")),
     };
+    if upgrade.channel.is_none() && (filters || upgrade.since.is_some()) {
+        let detail = "a position and a filter are a channel's, and the path names none: `subscribe` takes them";
+        return Err(Problem::bad("no_channel", detail));
+    }
     Ok(())
 }
 
@@ -298,12 +310,12 @@ fn read_query(query: &str, upgrade: &mut Upgrade) -> Result<(), Problem> {
 fn parse_tags(text: &str) -> Result<Vec<Name>, Problem> {
     let mut tags = Vec::new();
     for tag in text.split(',') {
-        let tag = Name::new(tag).map_err(|error| bad("bad_tag", format!("tags {tag:?}: {error}")))?;
+        let tag = Name::new(tag).map_err(|error| Problem::bad("bad_tag", format!("tags {tag:?}: {error}")))?;
         if !tags.contains(&tag) {
             tags.push(tag);
         }
         if tags.len() > TAGS_MAX {
-            return Err(bad("too_many_tags", format!("a connection carries at most {TAGS_MAX} tags")));
+            return Err(Problem::bad("too_many_tags", format!("a connection carries at most {TAGS_MAX} tags")));
         }
     }
     Ok(tags)
@@ -327,7 +339,10 @@ fn read_dialects(fields: &[httparse::Header<'_>], upgrade: &mut Upgrade) -> Resu
         chosen = chosen.or(dialect);
     }
     if offered > 0 && chosen.is_none() {
-        return Err(bad("no_common_subprotocol", "this node speaks the subprotocols ringcast.json and ringcast.rkyv"));
+        return Err(Problem::bad(
+            "no_common_subprotocol",
+            "this node speaks the subprotocols ringcast.json and ringcast.rkyv",
+        ));
     }
     upgrade.names_dialect = chosen.is_some();
     upgrade.dialect = chosen.unwrap_or_default();
@@ -348,10 +363,6 @@ pub fn switching_protocols(accept: &str, dialect: Option<Dialect>) -> Vec<u8> {
     }
     out.extend_from_slice(b"\r\n\r\n");
     out
-}
-
-fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
-    Problem::new(400, code, detail)
 }
 
 #[cfg(test)]
@@ -453,6 +464,20 @@ mod tests {
             upgrade(&format!("{GOOD}\r\nSec-WebSocket-Protocol: chat")).unwrap_err().code,
             "no_common_subprotocol"
         );
+    }
+
+    #[test]
+    fn a_position_or_a_filter_without_a_channel_is_refused() {
+        let of = |target: &str| {
+            let text = String::from_utf8(head(GOOD)).unwrap();
+            let (_, rest) = text.split_once('\r').unwrap();
+            parse_head(format!("GET {target} HTTP/1.1\r{rest}").as_bytes())
+        };
+        for query in ["filter=message.*", "filter=", "epoch=00000000000000aa&since=3"] {
+            assert_eq!(of(&format!("/v1/demo/ws?{query}")).unwrap_err().code, "no_channel", "{query}");
+            assert!(of(&format!("/v1/demo/channels/a/ws?{query}")).is_ok(), "{query}");
+        }
+        assert!(of("/v1/demo/ws?heartbeat=5").is_ok());
     }
 
     #[test]

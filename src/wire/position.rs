@@ -23,7 +23,7 @@ pub(super) fn parse_position(text: &str) -> Result<Since, Problem> {
         text.trim().split_once(':').and_then(|(epoch, seq)| Some((parse_epoch(epoch).ok()?, seq.parse().ok()?)));
     match parsed {
         Some((epoch, seq)) => Ok(Since { epoch, seq }),
-        None => Err(bad("bad_position", format!("Last-Event-ID {text:?} is not `epoch:seq`"))),
+        None => Err(Problem::bad("bad_position", format!("Last-Event-ID {text:?} is not `epoch:seq`"))),
     }
 }
 
@@ -36,7 +36,7 @@ pub fn parse_epoch(text: &str) -> Result<u64, Problem> {
     let digits = text.len() <= 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     match u64::from_str_radix(text, 16) {
         Ok(epoch) if digits => Ok(epoch),
-        _ => Err(bad("bad_epoch", format!("epoch {text:?} is not 16 hexadecimal digits"))),
+        _ => Err(Problem::bad("bad_epoch", format!("epoch {text:?} is not 16 hexadecimal digits"))),
     }
 }
 
@@ -44,10 +44,6 @@ pub fn parse_epoch(text: &str) -> Result<u64, Problem> {
 #[must_use]
 pub fn show_epoch(epoch: u64) -> String {
     format!("{epoch:016x}")
-}
-
-fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
-    Problem::new(400, code, detail)
 }
 
 #[cfg(test)]

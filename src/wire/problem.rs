@@ -31,6 +31,12 @@ impl Problem {
         Self { status, code, detail: detail.into(), retry_after_s: None, header, member: None }
     }
 
+    /// The asker's own fault: 400.
+    #[must_use]
+    pub fn bad(code: &'static str, detail: impl Into<String>) -> Self {
+        Self::new(400, code, detail)
+    }
+
     /// The same, to be tried again after `seconds`.
     #[must_use]
     pub fn retry_after(mut self, seconds: u32) -> Self {

@@ -4,8 +4,26 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 
-use crate::client::{Client, handshake};
+use crate::client::{Client, Http, handshake};
 use crate::node::{fresh, shared};
+
+#[test]
+fn head_is_a_get_without_its_body() {
+    let (node, channel) = (shared(), fresh("head"));
+    node.post_text(&channel, "hello");
+    let messages = format!("/v1/demo/channels/{channel}/messages");
+    for (addr, path) in [(node.listen, messages.as_str()), (node.admin, "/healthz")] {
+        let mut http = Http::connect(addr);
+        let (whole, head) = (http.get(path), http.request("HEAD", path, "", ""));
+        assert_eq!(
+            (head.status, head.field("content-length")),
+            (whole.status, whole.field("content-length")),
+            "{path}"
+        );
+        // Behind the head comes the next answer.
+        assert_eq!(http.get(path).body, whole.body, "{path}");
+    }
+}
 
 #[test]
 fn a_repeat_with_the_same_key_gets_the_first_answer_and_one_message() {
@@ -89,7 +107,7 @@ fn every_refusal_is_a_problem_document() {
     let big = json!({"type": "custom.x", "data": "x".repeat(16_385)}).to_string();
     http.post(&events, &key, &big).assert_problem(413, "message_too_large");
     for (method, path, allow) in
-        [("PUT", &posts, "GET, POST"), ("DELETE", &posts, "GET, POST"), ("GET", &events, "POST")]
+        [("PUT", &posts, "GET, HEAD, POST"), ("DELETE", &posts, "GET, HEAD, POST"), ("GET", &events, "POST")]
     {
         let answer = http.request(method, path, "", "");
         answer.assert_problem(405, "method");

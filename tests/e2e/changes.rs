@@ -335,4 +335,9 @@ fn a_browser_may_ask_whether_its_page_may_call() {
     assert_eq!((answer.status, answer.field("access-control-allow-origin")), (204, Some("https://a.example")));
     let answer = node.http().request("GET", &path, "Origin: https://a.example\r\n", "");
     assert_eq!((answer.status, answer.field("access-control-allow-origin")), (200, Some("https://a.example")));
+    // The page may read what is wrong with its call, too.
+    let twice = "Origin: https://a.example\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n";
+    let answer = node.http().request("GET", &path, twice, "");
+    answer.assert_problem(400, "field_twice");
+    assert_eq!(answer.field("access-control-allow-origin"), Some("https://a.example"));
 }

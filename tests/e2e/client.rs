@@ -432,10 +432,14 @@ impl Http {
         let request = format!("{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n{fields}\r\n{body}");
         // A node that refuses a large body does not read it to its end; its answer is there all the same.
         let _ = self.stream.write_all(request.as_bytes());
-        self.read_answer()
+        self.read_answer_to(method)
     }
 
     pub(crate) fn read_answer(&mut self) -> Option<Answer> {
+        self.read_answer_to("GET")
+    }
+
+    fn read_answer_to(&mut self, method: &str) -> Option<Answer> {
         let deadline = Instant::now() + PATIENCE;
         let mut bytes = std::mem::take(&mut self.unread);
         let mut chunk = [0; 16 * 1024];
@@ -444,6 +448,7 @@ impl Http {
                 let head = String::from_utf8(bytes[..end + 4].to_vec()).ok()?;
                 let mut answer = Answer { status: head[9..12].parse().ok()?, head, body: String::new() };
                 let length: usize = match answer.field("content-length") {
+                    _ if method == "HEAD" => 0,
                     None if answer.status == 204 => 0,
                     field => field?.parse().ok()?,
                 };

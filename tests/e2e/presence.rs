@@ -144,7 +144,7 @@ fn rosters_are_asked_for_rightly() {
     let path = format!("/v1/demo/channels/{channel}/presence");
     let answer = node.http().post(&path, &node.key(), "{}");
     answer.assert_problem(405, "method");
-    assert_eq!(answer.field("allow"), Some("GET"));
+    assert_eq!(answer.field("allow"), Some("GET, HEAD"));
     node.http().get("/v1/demo/channels/a%20b/presence").assert_problem(400, "bad_name");
     node.http().get("/v1/nobody/channels/a/presence").assert_problem(404, "unknown_app");
     let mut http = node.http();

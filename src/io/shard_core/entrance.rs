@@ -94,13 +94,11 @@ impl Core {
                 if let Some(answer) = api::preflight(&request, cors.as_deref()) {
                     return answer;
                 }
-                let from = match proxies.origin(source, &request.forwarded_for()) {
-                    Ok(from) => from,
-                    Err(problem) => return problem.into(),
-                };
-                let outcome = match api::request(&request, from) {
-                    Ok(request) => shard.borrow_mut().on_request(clock.now(), &request),
-                    Err(problem) => return problem.into(),
+                let asked =
+                    proxies.origin(source, &request.forwarded_for()).and_then(|from| api::request(&request, from));
+                let outcome = match asked {
+                    Ok(asked) => shard.borrow_mut().on_request(clock.now(), &asked),
+                    Err(problem) => Outcome::Done(problem.into()),
                 };
                 // Whatever it wants done, the loop does.
                 bell.ring();

@@ -68,7 +68,7 @@ impl World<'_> {
         if let Some((epoch, seq)) = &since {
             query.push(format!("epoch={epoch}&since={seq}"));
         }
-        if !filter.is_empty() {
+        if channel.is_some() && !filter.is_empty() {
             query.push(format!("filter={filter}"));
         }
         if self.random.chance(10) {

@@ -68,7 +68,7 @@ is "$(field code)" message_too_large
 call 404 "$RINGCAST_URL/v1/nobody/channels/x/messages"
 grep -qi '^content-type: application/problem+json' "$out/head" || fail "a refusal is a problem document: $(cat "$out/head")"
 call 405 -X DELETE "$api/channels/$channel/messages"
-grep -qi '^allow: GET, POST' "$out/head" || fail "405 names what is allowed"
+grep -qi '^allow: GET, HEAD, POST' "$out/head" || fail "405 names what is allowed"
 call 426 "$api/channels/$channel/ws"
 call 400 -H 'Last-Event-ID: nonsense' "$api/channels/$channel/sse"
 echo "ok: posts, pages, changes, streams that resume, refusals"

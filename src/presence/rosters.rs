@@ -103,7 +103,7 @@ impl Rosters {
 
     /// Between two totals of one channel at the least, in milliseconds. Each costs a delivery a viewer, so with very many
     /// viewers they are told less often: told each 5 s, the totals of a million would take a whole core. And told each second
-    /// while 60,000 joined, for each is a large change then, they were half of what the joins cost.
+    /// while 100,000 joined, for each is a large change then, they were two fifths of what the joins cost.
     fn least_ms(&self) -> u32 {
         let share_ms = self.connections * 1_000 / u64::from(self.options.viewers_deliveries_per_s_max.max(1));
         u32::try_from(share_ms).unwrap_or(u32::MAX)

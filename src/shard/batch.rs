@@ -17,6 +17,8 @@ pub enum Source {
     Slice(u16),
     /// What the client has of its own.
     Rest,
+    /// A Ping frame.
+    Ping,
 }
 
 /// One send.

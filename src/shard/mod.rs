@@ -18,6 +18,7 @@ mod drain;
 mod join;
 mod limits;
 mod options;
+mod pings;
 mod posting;
 mod presence;
 mod receive;
@@ -162,6 +163,8 @@ pub struct Shard {
     walks: Walks,
     /// Clients that are behind and may write.
     ready: VecDeque<u32>,
+    /// Clients that keep up and are to be pinged.
+    pings: VecDeque<ClientId>,
     batch_number: u64,
     pool: ContextPool,
     wheel: Wheel,
@@ -188,6 +191,8 @@ pub struct Shard {
     stages: Stages,
     /// Clients that the wheel says are to be looked at.
     due: VecDeque<u32>,
+    /// Those of them that one call looks at; empty between calls, kept for its room.
+    looks: Vec<u32>,
 }
 
 impl Shard {
@@ -212,6 +217,7 @@ impl Shard {
             full: 0,
             walks: Walks::default(),
             ready: VecDeque::new(),
+            pings: VecDeque::new(),
             batch_number: 0,
             pending: BTreeMap::new(),
             next_ticket: 1,
@@ -231,6 +237,7 @@ impl Shard {
             account: Account::default(),
             stages: Stages::default(),
             due: VecDeque::new(),
+            looks: Vec::new(),
         }
     }
 
@@ -263,7 +270,7 @@ impl Shard {
     /// Something waits to be written now.
     #[must_use]
     pub fn has_fanout(&self) -> bool {
-        !self.walks.is_empty() || !self.ready.is_empty()
+        !self.walks.is_empty() || !self.ready.is_empty() || !self.pings.is_empty()
     }
 
     /// There is room for more events in every open tick. Else they wait in their mailbox, and pressure reaches who posts

@@ -30,6 +30,11 @@ impl Shard {
             self.places[slot as usize].flags &= !BUSY;
             match (send.source, result) {
                 (Source::Slice(slice), None) => batch.whole[usize::from(slice)] += 1,
+                (Source::Ping, None) => {
+                    self.account.of_mut(Class::Critical).written += 1;
+                    self.stages.events_written += 1;
+                }
+                (Source::Ping, Some(SendResult::Short(bytes))) => self.ping_is_short(now, send.client, bytes),
                 (Source::Rest, None) => {
                     self.advance_rest(slot, usize::MAX);
                     self.after_write(now, slot);
@@ -46,11 +51,16 @@ impl Shard {
                     self.fall_behind(now, send.client, &frozen, dialect, topic, bytes);
                 }
                 (source, Some(SendResult::Gone)) => {
-                    if let Source::Slice(slice) = source {
-                        let frozen = &batch.slices[usize::from(slice)].0;
-                        for class in Class::ALL {
-                            self.account.of_mut(class).lost += u64::from(frozen.counts[class as usize]);
+                    match source {
+                        Source::Slice(slice) => {
+                            let frozen = &batch.slices[usize::from(slice)].0;
+                            for class in Class::ALL {
+                                self.account.of_mut(class).lost += u64::from(frozen.counts[class as usize]);
+                            }
                         }
+                        Source::Ping => self.account.of_mut(Class::Critical).lost += 1,
+                        // What a client has of its own is lost with it.
+                        Source::Rest => {}
                     }
                     self.on_hangup(now, send.client);
                 }
@@ -109,7 +119,7 @@ impl Shard {
 
     /// The socket takes no more for now. What a last try puts there may be no more than room that the kernel found in its own
     /// buffers, and no sign of a reader; so the next one is due soon, and before the kernel gives the peer up by itself.
-    fn block(&mut self, now: Now, id: ClientId) {
+    pub(super) fn block(&mut self, now: Now, id: ClientId) {
         let (stall_ms, grace_ms) = (self.options.max_stall_ms, self.options.stall_grace_ms());
         let Some(client) = self.client_mut(id) else { return };
         let mut stall_s = stall_ms.div_ceil(1_000);

@@ -5,7 +5,7 @@
 
 use super::deliver::entry;
 use super::write::NO_CHANNEL;
-use super::{Action, Shard};
+use super::{Action, Place, Shard};
 use crate::base::alarm::WHEEL_SECONDS;
 use crate::base::{ChannelKey, Class, ClientId, Now};
 use crate::fanout::behind::{Behind, Payload};
@@ -16,7 +16,6 @@ use crate::post::letters::ToOrchestrator;
 use crate::wire::close::Closing;
 use crate::wire::dialect::Dialect;
 use crate::wire::event::EventKind;
-use crate::wire::frame::{Opcode, put_frame};
 
 /// So long before its token runs out a client is told, in milliseconds.
 const EXPIRY_TOLD_MS: u64 = 60_000;
@@ -24,6 +23,12 @@ const EXPIRY_TOLD_MS: u64 = 60_000;
 /// Clients that one call looks at; the others that are due have their turn in the next. As many as there are sends in a
 /// submit: so a second in which 10,000 are pinged holds up nobody, and the pings do not all wait at once.
 const CHECKS_A_CALL: usize = 64;
+
+/// An entry of the wheel may be of a second that was put off, or of somebody who left.
+fn is_due(places: &[Place], slot: u32, now: Now) -> bool {
+    let client = places.get(slot as usize).and_then(|place| place.client.as_ref());
+    client.is_some_and(|client| u64::from(client.check_s) <= now.mono_s())
+}
 
 impl Shard {
     /// When [`Shard::on_alarm`] has something to do, in monotonic milliseconds.
@@ -45,10 +50,16 @@ impl Shard {
         if begins {
             self.wheel.take_due(now.mono_s(), &mut self.due);
         }
-        for _ in 0..CHECKS_A_CALL {
-            let Some(slot) = self.due.pop_front() else { break };
+        // Pings that could not be written yet count: while a core has so much to send, it asks nobody else.
+        let most = CHECKS_A_CALL.saturating_sub(self.pings.len()).min(self.due.len());
+        // First all are read, so that the memory of one is not waited for behind that of the other.
+        let mut looks = std::mem::take(&mut self.looks);
+        let places = &self.places;
+        looks.extend(self.due.drain(..most).filter(|slot| is_due(places, *slot, now)));
+        for slot in looks.drain(..) {
             self.check(now, slot);
         }
+        self.looks = looks;
         if !begins {
             return;
         }
@@ -76,13 +87,11 @@ impl Shard {
     }
 
     fn check(&mut self, now: Now, slot: u32) {
-        let Some(place) = self.places.get_mut(slot as usize) else { return };
-        let Some(client) = &mut place.client else { return };
-        let now_s = now.mono_s() as u32;
-        // An entry of another second was put off or belonged to somebody else.
-        if client.check_s > now_s {
+        // It may stand there twice, and have been looked at just now.
+        if !is_due(&self.places, slot, now) {
             return;
         }
+        let Some(client) = &mut self.places[slot as usize].client else { return };
         client.check_s = 0;
         let id = self.id_of(slot);
         match self.places[slot as usize].client.as_ref().map(|client| client.phase) {
@@ -147,10 +156,7 @@ impl Shard {
             self.enqueue(now, id, entry(now, EventKind::TokenExpiring, NO_CHANNEL, 0, 0, payload));
         }
         if pings {
-            let mut frame = Vec::with_capacity(2);
-            put_frame(&mut frame, Opcode::Ping, b"");
-            self.account.of_mut(Class::Critical).published += 1;
-            self.enqueue(now, id, entry(now, EventKind::HealthCheck, NO_CHANNEL, 0, 0, Payload::Own(frame.into())));
+            self.ping(now, id);
         }
         self.schedule_check(id, next.unwrap_or(next_silence).max(now_s + 1));
         self.schedule_expiry(now, id);

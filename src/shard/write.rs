@@ -21,6 +21,7 @@ use crate::fanout::sub::SubState;
 use crate::fanout::tick::Frozen;
 use crate::wire::close::Closing;
 use crate::wire::event::{EventKind, KindSet};
+use crate::wire::frame::PING;
 use crate::wire::http::Dialect;
 
 /// The channel number of entries that belong to no channel.
@@ -41,6 +42,7 @@ impl Shard {
                 .client(send.client)
                 .and_then(|client| client.behind.as_ref())
                 .map_or(&[], |behind| behind.rest.unwritten()),
+            Source::Ping => &PING,
         }
     }
 
@@ -52,8 +54,10 @@ impl Shard {
         // Those who are behind first, so that a busy channel cannot keep a newcomer waiting; at most half, so that
         // they cannot keep the others waiting.
         self.fill_from_ready(now, batch, max / 2);
+        self.fill_from_pings(now, batch, max / 2);
         self.walk(now, batch, max);
         self.fill_from_ready(now, batch, max);
+        self.fill_from_pings(now, batch, max);
         self.has_fanout()
     }
 

@@ -16,6 +16,9 @@ pub enum Opcode {
     Pong = 0xA,
 }
 
+/// A whole Ping frame, the same for everybody.
+pub const PING: [u8; 2] = [0x80 | Opcode::Ping as u8, 0];
+
 /// The longest header of an unmasked frame, in bytes.
 pub const HEADER_BYTES_MAX: usize = 10;
 

@@ -6,8 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::stage::Stage;
-use ringcast::base::ClientId;
-use ringcast::shard::{Action, ShardOptions};
+use ringcast::base::{Class, ClientId};
+use ringcast::shard::{Action, Interest, ShardOptions};
+use ringcast::wire::event::EventKind;
 
 const VIEWERS: u64 = 1_000;
 const PING: &[u8] = &[0x89, 0];
@@ -121,4 +122,54 @@ fn a_second_in_which_many_are_due_is_shared_out() {
         turns.push(crowd.turn(&BTreeSet::new()));
     }
     assert!(turns.iter().all(|pinged| (1..=64).contains(pinged)), "{turns:?}");
+}
+
+/// What is taken of a ping, what is not, and what comes between is in the account, and reaches everybody in whole frames.
+#[test]
+fn a_ping_comes_whole_however_little_is_taken_at_a_time() {
+    let mut crowd = Crowd::new(ShardOptions { ping_after_s: 1, ..ShardOptions::default() });
+    let stage = &mut crowd.stage;
+    let open = |stage: &Stage| Class::ALL.map(|class| stage.shard.account().of(class).open());
+    assert_eq!(open(stage), [0; 3]);
+    let event = stage.event(EventKind::Custom, 0, "");
+    let mut got: BTreeMap<ClientId, Vec<u8>> = crowd.pings.keys().map(|client| (*client, Vec::new())).collect();
+    let gone = *got.keys().nth(17).expect("one of the crowd");
+    let (mut sends, mut turns) = (0_usize, 0);
+    stage.now = stage.now.plus_ms(1_000);
+    while stage.shard.has_fanout() || stage.shard.next_alarm_ms().is_some_and(|at_ms| at_ms <= stage.now.mono_ms()) {
+        stage.shard.on_alarm(stage.now);
+        turns += 1;
+        match turns {
+            // Behind the pings of the first turn and before those of the others.
+            2 => assert_eq!(stage.shard.on_sealed(stage.now, &event), Interest::Somebody),
+            4 => stage.shard.on_hangup(stage.now, gone),
+            _ => {}
+        }
+        let mut full = Vec::new();
+        let mut hear =
+            |action: &Action| full.extend(matches!(action, Action::WantWritable(_)).then(|| client_of(action)));
+        stage.submit(&mut hear, |client, bytes| {
+            sends += 1;
+            let taken = [bytes.len(), 1, 0][sends % 3].min(bytes.len());
+            got.get_mut(&client).expect("one of the crowd").extend(&bytes[..taken]);
+            taken
+        });
+        for client in full.into_iter().flatten() {
+            stage.shard.on_writable(stage.now, client);
+        }
+        assert!(turns < 10 * VIEWERS, "it comes to an end");
+    }
+    assert_eq!(open(stage), [0; 3], "{:?}", stage.shard.account());
+    let whole = event.json_frame();
+    let in_order = [[PING, whole].concat(), [whole, PING].concat()];
+    let mut orders = [0; 2];
+    for (client, bytes) in got.iter().filter(|(client, _)| **client != gone) {
+        let order = in_order.iter().position(|order| order == bytes);
+        orders[order.unwrap_or_else(|| panic!("{client:?} got {bytes:?}"))] += 1;
+    }
+    assert!(orders.iter().all(|viewers| *viewers > 0), "{orders:?}");
+}
+
+fn client_of(action: &Action) -> Option<ClientId> {
+    if let Action::WantWritable(client) = action { Some(*client) } else { None }
 }

@@ -252,8 +252,11 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     // Fewer come where a core failed; the others end then, too.
     if begins.iter().take(handles.len()).count() == handles.len() {
         life.serve();
-        machine::notify_ready();
-        announce(&config, &cores, nofile, guests_max, &apps);
+        // One that was asked to go meanwhile is not ready any more.
+        if life.is_ready() {
+            machine::notify_ready();
+            announce(&config, &cores, nofile, guests_max, &apps);
+        }
     }
     for handle in handles {
         if handle.join().is_err() {

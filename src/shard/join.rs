@@ -32,6 +32,13 @@ impl Shard {
     /// # Errors
     /// The answer to give instead: 503 before any token is looked at, 401, 403, 404.
     pub fn on_upgrade(&mut self, now: Now, upgrade: &Upgrade, origin: Origin) -> Result<u64, Problem> {
+        let refused = |shard: &Self, problem: Problem| {
+            problem.for_page(shard.page_of(upgrade.app.as_str(), upgrade.origin.as_deref()))
+        };
+        self.ask_in(now, upgrade, origin).map_err(|problem| refused(self, problem))
+    }
+
+    fn ask_in(&mut self, now: Now, upgrade: &Upgrade, origin: Origin) -> Result<u64, Problem> {
         self.check_ceilings()?;
         let (app, options) = self.apps.find(upgrade.app.as_str())?;
         options.check_source(origin.loopback)?;
@@ -149,6 +156,7 @@ impl Shard {
                 if !COUNTED_NOT.contains(&problem.code) {
                     self.release(spec.app, spec.address);
                 }
+                let problem = problem.for_page(spec.cors_origin);
                 self.actions.push_back(Action::Refuse { ticket, problem });
             }
             (Some(Pending::Left(app, address)), answer) => {
@@ -190,7 +198,8 @@ impl Shard {
         spec.attempts += 1;
         if spec.attempts >= self.options.attempts_max {
             self.release(spec.app, spec.address);
-            self.actions.push_back(Action::Refuse { ticket, problem: all_full() });
+            let problem = all_full().for_page(spec.cors_origin);
+            self.actions.push_back(Action::Refuse { ticket, problem });
             return;
         }
         let (channel, refused, attempt) = (spec.channel.clone(), Some(given.room), spec.attempts + 1);
@@ -214,6 +223,7 @@ impl Shard {
     fn turn_away(&mut self, ticket: u64, spec: &JoinSpec) {
         self.release(spec.app, spec.address);
         let problem = Problem::new(503, "connections_full", "this core takes no more connections").retry_after(5);
+        let problem = problem.for_page(spec.cors_origin.clone());
         self.actions.push_back(Action::Refuse { ticket, problem });
     }
 

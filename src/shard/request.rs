@@ -112,8 +112,12 @@ impl Shard {
     /// The page that may read the answer, if it is one of another origin that this app allows.
     #[must_use]
     pub fn cors_origin(&self, path: &str, origin: Option<&str>) -> Option<String> {
+        self.page_of(path.strip_prefix("/v1/")?.split('/').next()?, origin)
+    }
+
+    /// The same, for an app by its name.
+    pub(super) fn page_of(&self, app: &str, origin: Option<&str>) -> Option<String> {
         let origin = origin?;
-        let app = path.strip_prefix("/v1/")?.split('/').next()?;
         let (_, options) = self.apps.find(app).ok()?;
         options.check_origin(Some(origin)).ok().map(|()| origin.to_owned())
     }

@@ -20,6 +20,8 @@ pub struct Problem {
     pub header: Option<Box<(&'static str, String)>>,
     /// One further member of the document, for programs.
     pub member: Option<Box<(&'static str, String)>>,
+    /// The page of another origin that may read it, where a stream is refused. Answers to requests get theirs where all do.
+    pub page: Option<Box<str>>,
 }
 
 impl Problem {
@@ -28,7 +30,7 @@ impl Problem {
     pub fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Self {
         // RFC 9110 §15.5.2: every 401 says how.
         let header = (status == 401).then(|| Box::new(("www-authenticate", "Bearer".to_owned())));
-        Self { status, code, detail: detail.into(), retry_after_s: None, header, member: None }
+        Self { status, code, detail: detail.into(), retry_after_s: None, header, member: None, page: None }
     }
 
     /// The asker's own fault: 400.
@@ -55,6 +57,13 @@ impl Problem {
     #[must_use]
     pub fn with_member(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.member = Some(Box::new((name, value.into())));
+        self
+    }
+
+    /// The same, for this page of another origin to read, if there is one.
+    #[must_use]
+    pub fn for_page(mut self, origin: Option<String>) -> Self {
+        self.page = origin.map(String::into_boxed_str);
         self
     }
 
@@ -111,6 +120,9 @@ impl Problem {
         }
         if let Some((name, value)) = self.header.as_deref() {
             let _ = write!(head, "{name}: {value}\r\n");
+        }
+        if let Some(page) = &self.page {
+            let _ = write!(head, "access-control-allow-origin: {page}\r\nvary: origin\r\n");
         }
         head.push_str("\r\n");
         let mut out = head.into_bytes();

@@ -123,6 +123,10 @@ impl Codec {
         output: &mut Vec<u8>,
         mut on: impl FnMut(Inbound<'_>, usize),
     ) -> Fed {
+        if self.open.is_none() && is_pong(bytes) {
+            on(Inbound::Alive, output.len());
+            return Fed::Open;
+        }
         let kept = self.open.take();
         pool.lent -= u32::from(kept.is_some());
         let mut open = kept.unwrap_or_else(|| Box::new(Open { context: pool.fetch(), boundary: Boundary::default() }));
@@ -158,6 +162,14 @@ impl Codec {
     pub fn is_mid_message(&self) -> bool {
         self.open.is_some()
     }
+}
+
+/// One whole masked Pong and nothing else: all that an idle client says, once a minute, and there are many. Nothing of it is
+/// kept or answered, so it needs no context.
+fn is_pong(bytes: &[u8]) -> bool {
+    let [0x8A, length, ..] = bytes else { return false };
+    // Of a masked frame: the header, the mask, and at most 125 bytes.
+    (0x80..=0x80 + 125).contains(length) && bytes.len() == 6 + usize::from(length & 0x7F)
 }
 
 fn read_all(context: &mut WebSocketContext, feed: &mut Feed<'_>, on: &mut impl FnMut(Inbound<'_>, usize)) -> Fed {
@@ -259,6 +271,26 @@ mod tests {
                 assert_eq!(closing.advice().code, code, "{bytes:x?} step {step}");
                 assert_eq!(messages.len(), before);
             }
+        }
+    }
+
+    #[test]
+    fn a_pong_borrows_no_context() {
+        for (bytes, alive, borrowed) in [
+            (frame(0x8A, b""), 1, 0),
+            (frame(0x8A, &[7; 125]), 1, 0),
+            ([frame(0x8A, b""), frame(0x8A, b"two")].concat(), 2, 1),
+            (frame(0x89, b""), 1, 1),
+            (frame(0x81, b"text"), 0, 1),
+        ] {
+            let (mut pool, mut output, mut heard) = (ContextPool::new(SocketLimits::default()), Vec::new(), 0);
+            let mut count = |inbound: Inbound<'_>, _| heard += u32::from(matches!(inbound, Inbound::Alive));
+            assert_eq!(Codec::default().feed(&mut pool, &bytes, &mut output, &mut count), Fed::Open);
+            assert_eq!((heard, pool.free.len()), (alive, borrowed), "{bytes:x?}");
+        }
+        // Not masked, in parts, with a reserved bit, or too long: refused as everywhere.
+        for bad in [vec![0x8A, 0], frame(0x0A, b""), frame(0xCA, b""), frame(0x8A, &[0; 126])] {
+            fails(&bad, 1002);
         }
     }
 

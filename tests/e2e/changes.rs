@@ -341,6 +341,6 @@ fn a_browser_may_ask_whether_its_page_may_call() {
     answer.assert_problem(400, "field_twice");
     assert_eq!(answer.field("access-control-allow-origin"), Some("https://a.example"));
     let bad = "Origin: https://a.example\r\nAuthorization: Bearer nonsense\r\n";
-    let refused = read_stream(&mut open_stream(&node, &stream, bad), "\"status\":401");
+    let refused = read_stream(&mut open_stream(node, &stream, bad), "\"status\":401");
     assert!(refused.contains("access-control-allow-origin: https://a.example\r\nvary: origin\r\n"), "{refused}");
 }

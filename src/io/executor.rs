@@ -6,7 +6,8 @@
 //! arming of the preemption timer and the first look at it, the core parks, and neither a letter nor a socket wakes a
 //! task that is awake already. Under two busy neighbours one start in forty hung for ever. So the main future, before
 //! which nothing could help, runs under a timer too long to expire there, and a [`Waker`] from outside rouses every
-//! core that takes no turns so often that a sleep of this kind lasts milliseconds.
+//! core that takes no turns: one that has just stopped at once, so that a sleep of this kind lasts milliseconds where there is
+//! work, and then less and less, so that it never lasts half a second.
 
 use std::future::{Future, poll_fn};
 use std::sync::atomic::{AtomicBool, Ordering};

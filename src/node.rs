@@ -244,8 +244,8 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     }
     // The orchestrator was the first to start, and its beats are the last.
     rouse.rotate_left(1);
-    let rouser = Rouser::start(rouse, Arc::clone(&life), clock)
-        .map_err(|error| refuse(format!("no thread is left: {error}")))?;
+    let rouser =
+        Rouser::start(rouse, Arc::clone(&life)).map_err(|error| refuse(format!("no thread is left: {error}")))?;
     let watchdog = Watchdog::start(Arc::clone(&life), clock, config.stall_ms)
         .map_err(|error| refuse(format!("no thread is left: {error}")))?;
     drop(begun);

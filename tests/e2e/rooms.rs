@@ -119,6 +119,18 @@ fn a_connection_watches_as_many_channels_as_it_may_and_no_more() {
     assert_eq!((subscribed, refused), (128, 72));
 }
 
+/// The next `events` events, by their channel, in the order in which they came.
+fn read_order(client: &mut Client, events: usize) -> BTreeMap<&'static str, Vec<String>> {
+    let mut seen: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for _ in 0..events {
+        let event = client.event();
+        let channel = if event["channel"] == "left" { "left" } else { "right" };
+        let what = if event["type"] == "message.new" { &event["seq"] } else { &event["data"] };
+        seen.entry(channel).or_default().push(format!("{} {what}", event["type"]));
+    }
+    seen
+}
+
 #[test]
 fn all_viewers_of_all_shards_see_one_order() {
     const POSTS: usize = 200;
@@ -145,7 +157,10 @@ fn all_viewers_of_all_shards_see_one_order() {
         }
     }
     assert_eq!(by_shard.values().map(Vec::len).collect::<Vec<_>>(), [3, 3, 3, 3]);
-    std::thread::scope(|scope| {
+    let seen: Vec<BTreeMap<&str, Vec<String>>> = std::thread::scope(|scope| {
+        // They read while it is posted: what a viewer who does not keep up loses is no matter of order.
+        let viewers: Vec<_> =
+            by_shard.values_mut().flatten().map(|client| scope.spawn(|| read_order(client, 4 * POSTS))).collect();
         for channel in ["left", "right"] {
             for stored in [false, true] {
                 let node = &node;
@@ -163,19 +178,11 @@ fn all_viewers_of_all_shards_see_one_order() {
                 });
             }
         }
+        viewers.into_iter().map(|viewer| viewer.join().unwrap()).collect()
     });
     let mut orders: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for client in by_shard.values_mut().flatten() {
-        let mut seen: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        for _ in 0..4 * POSTS {
-            let event = client.event();
-            let channel = if event["channel"] == "left" { "left" } else { "right" };
-            let what = if event["type"] == "message.new" { &event["seq"] } else { &event["data"] };
-            seen.entry(channel).or_default().push(format!("{} {what}", event["type"]));
-        }
-        for (channel, order) in seen {
-            assert_eq!(orders.entry(channel).or_insert_with(|| order.clone()), &order, "one order of {channel}");
-        }
+    for (channel, order) in seen.into_iter().flatten() {
+        assert_eq!(orders.entry(channel).or_insert_with(|| order.clone()), &order, "one order of {channel}");
     }
     // And that order keeps each poster's own.
     for order in orders.values() {

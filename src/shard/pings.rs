@@ -45,7 +45,8 @@ impl Shard {
                 Some(client) if client.phase == Phase::Open && client.behind.is_none() => {
                     place.flags |= BUSY;
                     self.account.of_mut(Class::Critical).published += 1;
-                    batch.sends.push(Send { client: id, source: Source::Ping });
+                    let source = Source::Slice(batch.ping());
+                    batch.sends.push(Send { client: id, source });
                 }
                 // Something was queued for it meanwhile.
                 Some(client) if client.phase == Phase::Open => self.ping(now, id),

@@ -4,7 +4,7 @@
 //! has whole is written and the tail of a broken frame goes first (rule 6); a socket that refuses everything is asked once
 //! more before its client counts as too slow.
 
-use super::batch::{SendBatch, SendResult, Source};
+use super::batch::{SendBatch, SendResult, Shared, Source};
 use super::write::{Part, queue_from};
 use super::{Action, BUSY, Shard};
 use crate::base::{Class, ClientId, Now};
@@ -20,21 +20,20 @@ impl Shard {
     /// What the kernel took of `batch`: all of every send but those in `results`, which name sends by their number.
     pub fn on_sent(&mut self, now: Now, batch: &mut SendBatch, results: &mut [(u32, SendResult)]) {
         results.sort_unstable_by_key(|(i, _)| *i);
-        let mut results = results.iter().peekable();
+        let mut results = results.iter();
+        let mut next = results.next();
         batch.whole.clear();
         batch.whole.resize(batch.slices.len(), 0);
         self.stages.socket_writes += batch.sends.len() as u64;
         for (i, send) in batch.sends.iter().enumerate() {
-            let result = results.next_if(|(at, _)| *at as usize == i).map(|(_, result)| *result);
+            let result = next.filter(|(at, _)| *at as usize == i).map(|(_, result)| *result);
+            if result.is_some() {
+                next = results.next();
+            }
             let slot = send.client.slot;
             self.places[slot as usize].flags &= !BUSY;
             match (send.source, result) {
                 (Source::Slice(slice), None) => batch.whole[usize::from(slice)] += 1,
-                (Source::Ping, None) => {
-                    self.account.of_mut(Class::Critical).written += 1;
-                    self.stages.events_written += 1;
-                }
-                (Source::Ping, Some(SendResult::Short(bytes))) => self.ping_is_short(now, send.client, bytes),
                 (Source::Rest, None) => {
                     self.advance_rest(slot, usize::MAX);
                     self.after_write(now, slot);
@@ -46,29 +45,28 @@ impl Shard {
                     self.advance_rest(slot, bytes);
                     self.block(now, send.client);
                 }
-                (Source::Slice(slice), Some(SendResult::Short(bytes))) => {
-                    let (frozen, dialect, topic) = batch.slices[usize::from(slice)].clone();
-                    self.fall_behind(now, send.client, &frozen, dialect, topic, bytes);
-                }
+                (Source::Slice(slice), Some(SendResult::Short(bytes))) => match &batch.slices[usize::from(slice)] {
+                    Shared::Tick(frozen, dialect, topic) => {
+                        self.fall_behind(now, send.client, frozen, *dialect, *topic, bytes);
+                    }
+                    Shared::Ping => self.ping_is_short(now, send.client, bytes),
+                },
                 (source, Some(SendResult::Gone)) => {
-                    match source {
-                        Source::Slice(slice) => {
-                            let frozen = &batch.slices[usize::from(slice)].0;
-                            for class in Class::ALL {
-                                self.account.of_mut(class).lost += u64::from(frozen.counts[class as usize]);
-                            }
+                    // What a client has of its own is lost with it.
+                    if let Source::Slice(slice) = source {
+                        let counts = batch.slices[usize::from(slice)].counts();
+                        for class in Class::ALL {
+                            self.account.of_mut(class).lost += u64::from(counts[class as usize]);
                         }
-                        Source::Ping => self.account.of_mut(Class::Critical).lost += 1,
-                        // What a client has of its own is lost with it.
-                        Source::Rest => {}
                     }
                     self.on_hangup(now, send.client);
                 }
             }
         }
-        for ((frozen, ..), whole) in batch.slices.iter().zip(&batch.whole) {
+        for (shared, whole) in batch.slices.iter().zip(&batch.whole) {
+            let counts = shared.counts();
             for class in Class::ALL {
-                let events = u64::from(frozen.counts[class as usize]) * whole;
+                let events = u64::from(counts[class as usize]) * whole;
                 self.account.of_mut(class).written += events;
                 self.stages.events_written += events;
             }

@@ -21,7 +21,6 @@ use crate::fanout::sub::SubState;
 use crate::fanout::tick::Frozen;
 use crate::wire::close::Closing;
 use crate::wire::event::{EventKind, KindSet};
-use crate::wire::frame::PING;
 use crate::wire::http::Dialect;
 
 /// The channel number of entries that belong to no channel.
@@ -34,15 +33,11 @@ impl Shard {
     #[must_use]
     pub fn bytes_of<'a>(&'a self, batch: &'a SendBatch, send: &Send) -> &'a [u8] {
         match send.source {
-            Source::Slice(i) => {
-                let (frozen, dialect, _) = &batch.slices[usize::from(i)];
-                frozen.encoded(*dialect).slice.bytes()
-            }
+            Source::Slice(i) => batch.slices[usize::from(i)].bytes(),
             Source::Rest => self
                 .client(send.client)
                 .and_then(|client| client.behind.as_ref())
                 .map_or(&[], |behind| behind.rest.unwritten()),
-            Source::Ping => &PING,
         }
     }
 

@@ -21,12 +21,13 @@ use crate::doctor::{self, Machine, Severity};
 use crate::io::admin::Admin;
 use crate::io::clock::Clock;
 use crate::io::committer::Committer;
-use crate::io::executor::Rouser;
+use crate::io::executor::HttpQueue;
 use crate::io::handoff::{Blocklists, MailboxSizes, PostOffice, ShardDoors};
 use crate::io::hooks::Hooks;
 use crate::io::life::Life;
 use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
 use crate::io::ring::{self, KernelFeatures, RingOptions};
+use crate::io::rouser::Rouser;
 use crate::io::shard_core::{self, ShardCoreParts};
 use crate::io::socket::{self, PortLock, SocketOptions};
 use crate::io::usage::Usage;
@@ -134,7 +135,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
     };
 
     let mut handles = Vec::new();
-    let mut rouse = Vec::new();
+    let mut sleepers = Vec::new();
     let (begun, begins) = mpsc::channel();
     let failed = Arc::new(AtomicBool::new(false));
     let retention = apps.iter().map(|app| RetentionRule {
@@ -165,18 +166,17 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         };
         let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
         let (hooks_kept, memory_mib_max) = (config.hook_connections_kept as usize, config.memory_mib_max);
-        let main = move || async move {
+        let main = move |http: HttpQueue| async move {
             let orchestrator = Orchestrator::new(orchestrator_options, hasher, rooms, bans, clock.now());
             let orchestrator = Rc::new(RefCell::new(orchestrator));
-            let queue = executor::http_queue();
-            let hooks = Hooks::new(hooks, hooks_kept, queue);
+            let hooks = Hooks::new(hooks, hooks_kept, http.clone());
             let admin = Admin {
                 orchestrator: Rc::clone(&orchestrator),
                 life: Arc::clone(&life),
                 hooks: Rc::clone(&hooks),
                 usage,
             };
-            executor::spawn(admin::run(admin_listener, Rc::new(admin), web, queue, reserve));
+            executor::spawn(admin::run(admin_listener, Rc::new(admin), web, http, reserve));
             let parts = OrchestratorCoreParts {
                 orchestrator,
                 inbox,
@@ -192,7 +192,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             };
             orchestrator_core::run(parts).await;
         };
-        let handle = executor::start("orchestrator", cores.orchestrator, config.spin_us.into(), &mut rouse, main);
+        let handle = executor::start("orchestrator", cores.orchestrator, config.spin_us.into(), &mut sleepers, main);
         handles.push(handle.map_err(|error| refuse(format!("the orchestrator does not start: {error}")))?);
     }
     let guests_max = guests_max(nofile, shards, config.admin_reserve);
@@ -214,7 +214,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         };
         let (head_ms_max, proxies) = (config.head_timeout_ms, config.proxies.clone());
         let (core_failed, begun) = (Arc::clone(&failed), begun.clone());
-        let main = move || async move {
+        let main = move |http: HttpQueue| async move {
             let ended = shard_core::run(ShardCoreParts {
                 shard: parts.shard(clock.now()),
                 inbox,
@@ -222,6 +222,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 orchestrator: to_orchestrator,
                 listener,
                 ring: parts.ring,
+                http,
                 socket: socket_options,
                 web,
                 reserve: credits,
@@ -239,13 +240,14 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 life.stop();
             }
         };
-        let handle = executor::start(&format!("shard-{at}"), cores.shards[at], config.spin_us.into(), &mut rouse, main);
+        let handle =
+            executor::start(&format!("shard-{at}"), cores.shards[at], config.spin_us.into(), &mut sleepers, main);
         handles.push(handle.map_err(|error| refuse(format!("shard {at} does not start: {error}")))?);
     }
     // The orchestrator was the first to start, and its beats are the last.
-    rouse.rotate_left(1);
+    sleepers.rotate_left(1);
     let rouser =
-        Rouser::start(rouse, Arc::clone(&life)).map_err(|error| refuse(format!("no thread is left: {error}")))?;
+        Rouser::start(sleepers, Arc::clone(&life)).map_err(|error| refuse(format!("no thread is left: {error}")))?;
     let watchdog = Watchdog::start(Arc::clone(&life), clock, config.stall_ms)
         .map_err(|error| refuse(format!("no thread is left: {error}")))?;
     drop(begun);

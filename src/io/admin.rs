@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glommio::timer::Timer;
-use glommio::{TaskQueueHandle, spawn_local_into};
 
 use super::descriptors;
+use super::executor::HttpQueue;
 use super::hooks::Hooks;
 use super::life::Life;
 use super::socket;
@@ -45,7 +45,7 @@ pub struct Admin {
 const NOT_ABOUT_ROOM: [&str; 5] = ["recv_buffers", "patterns", "bans", "limited_channels", "user_rates"];
 
 /// Accepts until the executor ends.
-pub async fn run(listener: OwnedFd, admin: Rc<Admin>, web: WebOptions, queue: TaskQueueHandle, reserve: usize) {
+pub async fn run(listener: OwnedFd, admin: Rc<Admin>, web: WebOptions, queue: HttpQueue, reserve: usize) {
     let listener = descriptors::listener(listener);
     let mut reserved = reserve_descriptors(reserve);
     loop {
@@ -62,9 +62,8 @@ pub async fn run(listener: OwnedFd, admin: Rc<Admin>, web: WebOptions, queue: Ta
                         let _ = socket::discard(&fd);
                     }
                 };
-                if let Ok(task) = spawn_local_into(connection, queue) {
-                    drop(task.detach());
-                }
+                // Only a core that ends has no queue any more.
+                let _ = queue.spawn(connection);
                 if reserved.len() < reserve {
                     reserved = reserve_descriptors(reserve);
                 }

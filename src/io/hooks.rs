@@ -18,13 +18,13 @@ use bytes::Bytes;
 use futures_lite::{AsyncRead, AsyncWrite, FutureExt};
 use glommio::net::TcpStream;
 use glommio::timer::Timer;
-use glommio::{TaskQueueHandle, spawn_local_into};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::Request;
 use hyper::client::conn::http1::{Connection, SendRequest, handshake};
 use hyper::rt::{Read, ReadBufCursor, Write};
 
 use super::descriptors;
+use super::executor::HttpQueue;
 use super::socket;
 use super::wait::LocalBell;
 use crate::admission::HookOptions;
@@ -39,7 +39,7 @@ pub struct Hooks {
     kept_max: usize,
     verdicts: RefCell<VecDeque<(u64, Verdict)>>,
     bell: LocalBell,
-    queue: TaskQueueHandle,
+    queue: HttpQueue,
 }
 
 struct Target {
@@ -53,7 +53,7 @@ impl Hooks {
     /// The hooks of the apps, by their place in the configuration. Of the connections of each, `kept_max` are kept for the
     /// next question.
     #[must_use]
-    pub fn new(apps: Vec<(Name, Option<HookOptions>)>, kept_max: usize, queue: TaskQueueHandle) -> Rc<Self> {
+    pub fn new(apps: Vec<(Name, Option<HookOptions>)>, kept_max: usize, queue: HttpQueue) -> Rc<Self> {
         let target = |(app, hook): (Name, Option<HookOptions>)| {
             let hook = hook?;
             let wait_max = Duration::from_millis(u64::from(hook.late_ms));
@@ -84,9 +84,8 @@ impl Hooks {
             let verdict = hooks.verdict_of(app, body.into()).await;
             hooks.tell(number, verdict);
         };
-        match spawn_local_into(question, self.queue) {
-            Ok(task) => drop(task.detach()),
-            Err(_) => self.tell(number, Verdict::None),
+        if self.queue.spawn(question).is_err() {
+            self.tell(number, Verdict::None);
         }
     }
 

@@ -11,14 +11,13 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use glommio::yield_if_needed;
-
 use super::clock::Clock;
 use super::committer::Committer;
 use super::handoff::{OrchestratorInbox, ShardDoors, StoreNews};
 use super::hooks::Hooks;
 use super::life::Life;
 use super::machine;
+use super::pace::Pace;
 use super::signal::EndAsked;
 use super::wait::sleep_until_work;
 use crate::base::{Gauge, Now, ShardId};
@@ -66,6 +65,7 @@ struct Core {
     /// used means that a limit was set too low.
     late: VecDeque<Late>,
     rung: Vec<bool>,
+    pace: Pace,
     end_by_ms: Option<u64>,
 }
 
@@ -79,7 +79,8 @@ pub async fn run(parts: OrchestratorCoreParts) {
     let rung = vec![false; parts.shards.len()];
     // Who waits for it may have given up by now.
     let _ = parts.begun.send(());
-    let mut core = Core { parts, late: VecDeque::new(), rung, end_by_ms: None };
+    let pace = Pace::new(parts.clock);
+    let mut core = Core { parts, late: VecDeque::new(), rung, pace, end_by_ms: None };
     core.run_loop().await;
     core.parts.committer.stop();
 }
@@ -106,22 +107,23 @@ impl Core {
                 return;
             }
             if more {
-                yield_if_needed().await;
+                self.pace.go_on(now).await;
             } else {
                 self.sleep(now).await;
             }
         }
     }
 
-    async fn sleep(&self, now: Now) {
+    async fn sleep(&mut self, now: Now) {
         let late = (!self.late.is_empty()).then(|| now.mono_ms() + RETRY_MS);
         let end = self.end_by_ms.map(|at| at.min(now.mono_ms() + 20));
         let alarm = Some(self.parts.orchestrator.borrow().next_alarm_ms());
         let until_ms = [late, end, alarm].into_iter().flatten().min().unwrap_or(u64::MAX);
         let timeout = Duration::from_micros((until_ms.saturating_mul(1_000)).saturating_sub(now.mono_us));
         if timeout.is_zero() {
-            return yield_if_needed().await;
+            return self.pace.go_on(now).await;
         }
+        self.pace.rest();
         let (inbox, end_asked) = (&self.parts.inbox, &self.parts.end_asked);
         let ending = self.end_by_ms.is_some();
         let hooks = &self.parts.hooks;

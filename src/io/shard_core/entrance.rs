@@ -7,8 +7,6 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 
-use glommio::spawn_local_into;
-
 use super::{Core, socket_id};
 use crate::base::{ClientId, Now, ShardId};
 use crate::io::api;
@@ -124,9 +122,8 @@ impl Core {
                 bell.ring();
             }
         };
-        match spawn_local_into(connection, self.http) {
-            Ok(task) => drop(task.detach()),
-            Err(error) => eprintln!("ringcast: no task for an HTTP connection: {error}"),
+        if let Err(error) = self.http.spawn(connection) {
+            eprintln!("ringcast: no task for an HTTP connection: {error}");
         }
     }
 

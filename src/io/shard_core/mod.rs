@@ -16,14 +16,13 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use glommio::{TaskQueueHandle, yield_if_needed};
-
 use super::clock::Clock;
 use super::descriptors;
 use super::door::{Door, Waiting};
-use super::executor::http_queue;
+use super::executor::HttpQueue;
 use super::handoff::{EventDoors, OrchestratorDoors, ShardDoors, ShardInbox};
 use super::life::Life;
+use super::pace::Pace;
 use super::proxies::Proxies;
 use super::requests::Requests;
 use super::ring::{Greeting, RingEvent, SendOutcome, SocketId, SocketRing};
@@ -60,6 +59,8 @@ pub struct ShardCoreParts {
     pub listener: OwnedFd,
     /// How its ring is made.
     pub ring: ring::RingOptions,
+    /// What runs its HTTP connections.
+    pub http: HttpQueue,
     /// How viewers' sockets behave.
     pub socket: SocketOptions,
     /// What HTTP connections may take.
@@ -100,7 +101,8 @@ struct Core {
     /// HTTP connections that the library is done with, with what is left to do.
     returned: Rc<RefCell<Vec<Returned>>>,
     http_max: usize,
-    http: TaskQueueHandle,
+    http: HttpQueue,
+    pace: Pace,
     unwanted: Unwanted,
     batch: SendBatch,
     short: Vec<(u32, SendOutcome)>,
@@ -157,7 +159,8 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         http_connections: Rc::default(),
         returned: Rc::default(),
         http_max: parts.guests_max,
-        http: http_queue(),
+        http: parts.http,
+        pace: Pace::new(parts.clock),
         unwanted: Unwanted::default(),
         batch: SendBatch::default(),
         short: Vec::new(),
@@ -204,7 +207,7 @@ impl Core {
                 return Ok(());
             }
             if more {
-                yield_if_needed().await;
+                self.pace.go_on(now).await;
             } else {
                 self.turns.count(self.clock.now().mono_us - now.mono_us);
                 self.sleep(now).await;
@@ -224,8 +227,9 @@ impl Core {
         let until_ms = alarm_ms.into_iter().flatten().min().unwrap_or(u64::MAX);
         let timeout = Duration::from_micros((until_ms * 1_000).saturating_sub(now.mono_us));
         if timeout.is_zero() {
-            return yield_if_needed().await;
+            return self.pace.go_on(now).await;
         }
+        self.pace.rest();
         let (inbox, ring, life) = (&self.inbox, &mut self.ring, &self.life);
         // An error here is told again by the next turn of the ring.
         let look = || !inbox.is_empty() || !ring.prepare_park().unwrap_or(false) || life.is_stopping();

@@ -78,7 +78,7 @@ where
         .spawn(move || async move {
             let its = Arc::clone(&sleeper);
             spawn_local(poll_fn(move |cx| {
-                its.lies_down(cx.waker());
+                its.is_woken_by(cx.waker());
                 Poll::<()>::Pending
             }))
             .detach();

@@ -62,3 +62,48 @@ async fn step_aside() {
     let mut aside = false;
     poll_fn(|_| if std::mem::replace(&mut aside, true) { Poll::Ready(()) } else { Poll::Pending }).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use glommio::{LocalExecutorBuilder, Placement, spawn_local};
+
+    use super::*;
+
+    #[test]
+    fn a_loop_that_always_has_more_to_do_lets_the_reactor_have_its_turn() {
+        // The runtime itself would take the loop's turn away after an hour only.
+        let executor = LocalExecutorBuilder::new(Placement::Unbound).preempt_timer(Duration::from_hours(1)).make();
+        executor.expect("an executor").run(async {
+            let rings = Rc::new(Cell::new(0));
+            let its_rings = Rc::clone(&rings);
+            let ringing = spawn_local(async move {
+                while its_rings.get() < 3 {
+                    Timer::new(Duration::from_millis(1)).await;
+                    its_rings.set(its_rings.get() + 1);
+                }
+            });
+            let clock = Clock::start();
+            let mut pace = Pace::new(clock);
+            while rings.get() < 3 {
+                pace.go_on(clock.now()).await;
+            }
+            ringing.await;
+        });
+    }
+
+    #[test]
+    fn a_timer_that_was_left_behind_wakes_nobody() {
+        let executor = LocalExecutorBuilder::new(Placement::Unbound).make();
+        executor.expect("an executor").run(async {
+            let clock = Clock::start();
+            let mut pace = Pace::new(clock);
+            pace.go_on(clock.now()).await;
+            assert!(pace.timer.is_some());
+            pace.rest();
+            assert!(pace.timer.is_none());
+        });
+    }
+}

@@ -34,7 +34,7 @@ pub struct Served(Arc<Sleeper>);
 
 impl Sleeper {
     /// What wakes the core from another thread, also if the task behind it is awake already.
-    pub fn lies_down(&self, waker: &Waker) {
+    pub fn is_woken_by(&self, waker: &Waker) {
         self.waker.get_or_init(|| waker.clone());
     }
 

@@ -21,7 +21,7 @@ use crate::doctor::{self, Machine, Severity};
 use crate::io::admin::Admin;
 use crate::io::clock::Clock;
 use crate::io::committer::Committer;
-use crate::io::executor::HttpQueue;
+use crate::io::executor::CoreHandle;
 use crate::io::handoff::{Blocklists, MailboxSizes, PostOffice, ShardDoors};
 use crate::io::hooks::Hooks;
 use crate::io::life::Life;
@@ -166,23 +166,24 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         };
         let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
         let (hooks_kept, memory_mib_max) = (config.hook_connections_kept as usize, config.memory_mib_max);
-        let main = move |http: HttpQueue| async move {
+        let main = move |core: CoreHandle| async move {
             let orchestrator = Orchestrator::new(orchestrator_options, hasher, rooms, bans, clock.now());
             let orchestrator = Rc::new(RefCell::new(orchestrator));
-            let hooks = Hooks::new(hooks, hooks_kept, http.clone());
+            let hooks = Hooks::new(hooks, hooks_kept, core.http.clone());
             let admin = Admin {
                 orchestrator: Rc::clone(&orchestrator),
                 life: Arc::clone(&life),
                 hooks: Rc::clone(&hooks),
                 usage,
             };
-            executor::spawn(admin::run(admin_listener, Rc::new(admin), web, http, reserve));
+            executor::spawn(admin::run(admin_listener, Rc::new(admin), web, core.http, reserve));
             let parts = OrchestratorCoreParts {
                 orchestrator,
                 inbox,
                 shards: to_shards,
                 committer,
                 hooks,
+                sleeper: core.sleeper,
                 clock,
                 life,
                 begun,
@@ -214,7 +215,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         };
         let (head_ms_max, proxies) = (config.head_timeout_ms, config.proxies.clone());
         let (core_failed, begun) = (Arc::clone(&failed), begun.clone());
-        let main = move |http: HttpQueue| async move {
+        let main = move |core: CoreHandle| async move {
             let ended = shard_core::run(ShardCoreParts {
                 shard: parts.shard(clock.now()),
                 inbox,
@@ -222,7 +223,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 orchestrator: to_orchestrator,
                 listener,
                 ring: parts.ring,
-                http,
+                core,
                 socket: socket_options,
                 web,
                 reserve: credits,

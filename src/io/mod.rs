@@ -16,7 +16,6 @@ pub mod hooks;
 pub mod life;
 pub mod machine;
 pub mod orchestrator_core;
-pub mod pace;
 pub mod proxies;
 pub mod requests;
 pub mod ring;

@@ -11,13 +11,15 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use glommio::yield_if_needed;
+
 use super::clock::Clock;
 use super::committer::Committer;
 use super::handoff::{OrchestratorInbox, ShardDoors, StoreNews};
 use super::hooks::Hooks;
 use super::life::Life;
 use super::machine;
-use super::pace::Pace;
+use super::rouser::Sleeper;
 use super::signal::EndAsked;
 use super::wait::sleep_until_work;
 use crate::base::{Gauge, Now, ShardId};
@@ -45,6 +47,8 @@ pub struct OrchestratorCoreParts {
     pub committer: Committer,
     /// The judges of the apps.
     pub hooks: Rc<Hooks>,
+    /// Where it says that it sleeps.
+    pub sleeper: Arc<Sleeper>,
     /// The node's clock.
     pub clock: Clock,
     /// The node's life.
@@ -65,7 +69,6 @@ struct Core {
     /// used means that a limit was set too low.
     late: VecDeque<Late>,
     rung: Vec<bool>,
-    pace: Pace,
     end_by_ms: Option<u64>,
 }
 
@@ -79,8 +82,7 @@ pub async fn run(parts: OrchestratorCoreParts) {
     let rung = vec![false; parts.shards.len()];
     // Who waits for it may have given up by now.
     let _ = parts.begun.send(());
-    let pace = Pace::new(parts.clock);
-    let mut core = Core { parts, late: VecDeque::new(), rung, pace, end_by_ms: None };
+    let mut core = Core { parts, late: VecDeque::new(), rung, end_by_ms: None };
     core.run_loop().await;
     core.parts.committer.stop();
 }
@@ -107,28 +109,27 @@ impl Core {
                 return;
             }
             if more {
-                self.pace.go_on(now).await;
+                yield_if_needed().await;
             } else {
                 self.sleep(now).await;
             }
         }
     }
 
-    async fn sleep(&mut self, now: Now) {
+    async fn sleep(&self, now: Now) {
         let late = (!self.late.is_empty()).then(|| now.mono_ms() + RETRY_MS);
         let end = self.end_by_ms.map(|at| at.min(now.mono_ms() + 20));
         let alarm = Some(self.parts.orchestrator.borrow().next_alarm_ms());
         let until_ms = [late, end, alarm].into_iter().flatten().min().unwrap_or(u64::MAX);
         let timeout = Duration::from_micros((until_ms.saturating_mul(1_000)).saturating_sub(now.mono_us));
         if timeout.is_zero() {
-            return self.pace.go_on(now).await;
+            return yield_if_needed().await;
         }
-        self.pace.rest();
         let (inbox, end_asked) = (&self.parts.inbox, &self.parts.end_asked);
         let ending = self.end_by_ms.is_some();
         let hooks = &self.parts.hooks;
         let look = || !inbox.is_empty() || !hooks.is_empty() || (!ending && end_asked.get());
-        sleep_until_work(&inbox.door, hooks.bell(), Some(timeout), look).await;
+        sleep_until_work(&self.parts.sleeper, &inbox.door, hooks.bell(), Some(timeout), look).await;
     }
 
     fn take_letters(&mut self, now: Now) -> bool {

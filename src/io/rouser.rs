@@ -1,8 +1,11 @@
 //! Rouses cores that may sleep on their own work (see [`super::executor`]).
 //!
-//! The beats of the cores and whether they serve HTTP flow in, wakes flow out. Always true: a core that takes no turns is
-//! woken time and again, often while it serves HTTP and seldom else; and one that takes turns is left alone.
+//! What each core says of itself and what the kernel says of its thread flow in, wakes flow out. Always true: a core that
+//! says it is awake and takes no turn, or ran and took none, or serves HTTP, is roused within moments and then time and
+//! again; one that said it sleeps and has not run since is woken once, and then left alone but for once a second.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
@@ -11,20 +14,22 @@ use std::time::Duration;
 
 use super::life::Life;
 
-/// How often the rouser looks while a core that serves HTTP takes turns, in milliseconds.
+/// How often the rouser looks while a core takes turns, in milliseconds.
 const LOOK_MS: u32 = 10;
-/// How often it looks else, and how often a core that serves HTTP and takes no turns is roused. Beside four busy
-/// neighbours, cores that were roused each 200 or 400 ms slept on their work for so long that in 5 of 170 runs of
-/// `all_viewers_of_all_shards_see_one_order` events were lost.
+/// How often while none does, and how often a core that may sleep on its work is roused. At 20 ms two idle cores took 3 % of
+/// a core for being woken, 130 µs each time. At 200 and 400 ms, with four busy neighbours, cores slept on their work for so
+/// long that in 5 of 170 runs of `all_viewers_of_all_shards_see_one_order` events were lost.
 const QUIET_MS: u32 = 100;
-/// How often one that serves none is roused. Only a core that stood still for an hour could need it, as one does whose
-/// machine was suspended; a wake costs 130 µs.
+/// How often one is roused that has no reason to be awake.
 const REST_MS: u32 = 1_000;
 
 /// A core, as the rouser sees it.
 #[derive(Debug, Default)]
 pub struct Sleeper {
     waker: OnceLock<Waker>,
+    /// The kernel's account of its thread; `None` where the kernel keeps none.
+    schedstat: OnceLock<Option<File>>,
+    asleep: AtomicBool,
     serves: AtomicUsize,
 }
 
@@ -33,9 +38,15 @@ pub struct Sleeper {
 pub struct Served(Arc<Sleeper>);
 
 impl Sleeper {
-    /// What wakes the core from another thread, also if the task behind it is awake already.
-    pub fn is_woken_by(&self, waker: &Waker) {
+    /// Called on the core itself; `waker` reaches it from another thread, also if the task behind it is awake already.
+    pub fn begins(&self, waker: &Waker) {
+        self.schedstat.get_or_init(|| File::open("/proc/thread-self/schedstat").ok());
         self.waker.get_or_init(|| waker.clone());
+    }
+
+    /// The core's loop waits for work, or has work to do.
+    pub fn set_asleep(&self, asleep: bool) {
+        self.asleep.store(asleep, Ordering::Relaxed);
     }
 
     /// The core serves an HTTP connection.
@@ -43,6 +54,15 @@ impl Sleeper {
     pub fn serve(self: &Arc<Self>) -> Served {
         self.serves.fetch_add(1, Ordering::Relaxed);
         Served(Arc::clone(self))
+    }
+
+    fn see(&self, beat: u64) -> Seen {
+        Seen {
+            beat,
+            runs: self.schedstat.get().and_then(Option::as_ref).and_then(runs),
+            asleep: self.asleep.load(Ordering::Relaxed),
+            serves: self.serves.load(Ordering::Relaxed) > 0,
+        }
     }
 }
 
@@ -52,24 +72,56 @@ impl Drop for Served {
     }
 }
 
+/// How often the thread was given a CPU: the third number of its `schedstat` (Documentation/scheduler/sched-stats.rst of
+/// the kernel). `None` if it cannot be read.
+fn runs(schedstat: &File) -> Option<u64> {
+    let mut text = [0; 96];
+    let bytes = schedstat.read_at(&mut text, 0).ok()?;
+    std::str::from_utf8(&text[..bytes]).ok()?.split_ascii_whitespace().nth(2)?.parse().ok()
+}
+
+/// What one look sees of a core.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    beat: u64,
+    runs: Option<u64>,
+    asleep: bool,
+    serves: bool,
+}
+
 /// How long a core has taken no turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Quiet {
-    beat: u64,
+    seen: Seen,
     ms: u32,
+    /// It ran, and took no turn.
+    ran: bool,
+    /// The last look roused it.
+    roused: bool,
+    /// It was roused since its last turn.
+    checked: bool,
 }
 
 impl Quiet {
-    /// Looks at the core's last beat, so long after the last look. True if it shall be roused: one that serves HTTP when it
-    /// has just stopped, and each of them time and again.
-    fn look(&mut self, beat: u64, since_ms: u32, serves: bool) -> bool {
-        if beat != self.beat {
-            *self = Self { beat, ms: 0 };
+    /// Looks at the core, so long after the last look. True if it shall be roused.
+    fn look(&mut self, seen: Seen, since_ms: u32) -> bool {
+        let before = std::mem::replace(&mut self.seen, seen);
+        if seen.beat != before.beat {
+            *self = Self { seen, ..Self::default() };
             return false;
         }
-        let (before_ms, each_ms) = (self.ms, if serves { QUIET_MS } else { REST_MS });
+        // A rouse makes the thread run, and its loop take a turn only if it slept on its work.
+        self.ran |= seen.runs.is_none_or(|runs| runs > before.runs.unwrap_or(0) + u64::from(self.roused));
+        let before_ms = self.ms;
         self.ms = before_ms.wrapping_add(since_ms);
-        (serves && before_ms == 0) || self.ms / each_ms != before_ms / each_ms
+        let passes = |each_ms| self.ms / each_ms != before_ms / each_ms;
+        let suspect = self.ran || seen.serves || !seen.asleep;
+        // When it has just stopped, what it did in its sleep before this look is not known.
+        let now = suspect && (before_ms == 0 || passes(QUIET_MS));
+        self.roused = now || (!self.checked && passes(QUIET_MS)) || passes(REST_MS);
+        self.checked |= self.roused;
+        self.ran &= !self.roused;
+        self.roused
     }
 }
 
@@ -95,11 +147,10 @@ impl Rouser {
                 thread::park_timeout(Duration::from_millis(wait_ms.into()));
                 let since_ms = std::mem::replace(&mut wait_ms, QUIET_MS);
                 for ((quiet, beat), core) in quiet.iter_mut().zip(life.beats()).zip(&cores) {
-                    let serves = core.serves.load(Ordering::Relaxed) > 0;
-                    if quiet.look(beat, since_ms, serves) {
+                    if quiet.look(core.see(beat), since_ms) {
                         core.waker.get().into_iter().for_each(Waker::wake_by_ref);
                     }
-                    if serves && quiet.ms == 0 {
+                    if quiet.ms == 0 {
                         wait_ms = LOOK_MS;
                     }
                 }
@@ -124,26 +175,68 @@ impl Drop for Rouser {
 mod tests {
     use super::*;
 
-    fn roused(quiet: &mut Quiet, beat: u64, since_ms: u32, looks: usize, serves: bool) -> Vec<usize> {
-        let roused = (0..looks).map(|_| quiet.look(beat, since_ms, serves)).collect::<Vec<_>>();
-        (0..looks).filter(|at| roused[*at]).collect()
+    const CALM: Seen = Seen { beat: 1, runs: Some(7), asleep: true, serves: false };
+
+    /// A core that has taken a turn and was looked at.
+    fn after_a_turn(seen: Seen) -> Quiet {
+        let mut quiet = Quiet::default();
+        assert!(!quiet.look(seen, LOOK_MS), "it took a turn");
+        quiet
+    }
+
+    fn roused(quiet: &mut Quiet, seen: Seen, since_ms: u32, looks: usize) -> Vec<usize> {
+        (0..looks).filter(|_| quiet.look(seen, since_ms)).collect()
     }
 
     #[test]
-    fn a_core_that_serves_is_roused_when_it_has_just_stopped_and_then_each_tenth_of_a_second() {
-        let mut quiet = Quiet::default();
-        assert!((1..100).all(|beat| !quiet.look(beat, LOOK_MS, true)), "it takes turns");
-        assert_eq!(roused(&mut quiet, 99, LOOK_MS, 25, true), [0, 9, 19]);
-        assert!(!quiet.look(100, LOOK_MS, true), "it turns again");
-        assert!(quiet.look(100, QUIET_MS, true) && quiet.look(100, QUIET_MS, true), "also where looks are rare");
+    fn who_says_that_it_is_awake_and_takes_no_turn_is_roused_at_once_and_then_each_tenth_of_a_second() {
+        for seen in [Seen { asleep: false, ..CALM }, Seen { serves: true, ..CALM }, Seen { runs: None, ..CALM }] {
+            let mut quiet = after_a_turn(seen);
+            assert_eq!(roused(&mut quiet, seen, LOOK_MS, 25), [0, 9, 19], "{seen:?}");
+            assert!(!quiet.look(Seen { beat: 2, ..seen }, LOOK_MS), "it turns again");
+        }
     }
 
     #[test]
-    fn a_core_that_serves_nobody_is_roused_once_a_second() {
+    fn who_sleeps_is_woken_once_and_then_each_second() {
+        let mut quiet = after_a_turn(CALM);
+        assert_eq!(roused(&mut quiet, CALM, QUIET_MS, 1), [0]);
+        // That it ran for it is no sign of work.
+        let after = Seen { runs: Some(8), ..CALM };
+        assert_eq!(roused(&mut quiet, after, QUIET_MS, 25), [8, 18]);
+        // Its next turn is one.
+        let mut quiet = after_a_turn(Seen { beat: 2, ..after });
+        assert_eq!(roused(&mut quiet, Seen { beat: 2, ..after }, QUIET_MS, 5), [0]);
+    }
+
+    #[test]
+    fn who_rests_shortly_between_its_turns_is_left_alone() {
         let mut quiet = Quiet::default();
-        assert!(!quiet.look(1, QUIET_MS, false));
-        assert_eq!(roused(&mut quiet, 1, QUIET_MS, 25, false), [9, 19]);
-        assert!(quiet.look(1, QUIET_MS, true), "as soon as it serves, more often");
+        for beat in 1..100 {
+            let seen = Seen { beat, runs: Some(beat), ..CALM };
+            assert_eq!(roused(&mut quiet, seen, LOOK_MS, 5), [0; 0]);
+        }
+    }
+
+    #[test]
+    fn who_ran_and_took_no_turn_is_roused() {
+        let mut quiet = after_a_turn(CALM);
+        assert_eq!(roused(&mut quiet, CALM, QUIET_MS, 1), [0]);
+        let ran = |runs| Seen { runs: Some(runs), ..CALM };
+        assert!(!quiet.look(ran(8), QUIET_MS), "for it was roused");
+        assert!(quiet.look(ran(9), QUIET_MS), "within a tenth of a second");
+        assert!(quiet.look(ran(11), QUIET_MS), "its CPU was taken away while it woke");
+        assert!(!quiet.look(ran(12), QUIET_MS), "it woke, and had nothing to do");
+    }
+
+    #[test]
+    fn the_kernel_counts_how_often_a_thread_runs() {
+        let schedstat = File::open("/proc/thread-self/schedstat").expect("the kernel's account");
+        let before = runs(&schedstat).expect("a count");
+        for _ in 0..3 {
+            thread::park_timeout(Duration::from_millis(1));
+        }
+        assert!(runs(&schedstat).expect("a count") >= before + 3);
     }
 
     #[test]
@@ -151,8 +244,8 @@ mod tests {
         let sleeper = Arc::new(Sleeper::default());
         let (first, second) = (sleeper.serve(), sleeper.serve());
         drop(first);
-        assert_eq!(sleeper.serves.load(Ordering::Relaxed), 1);
+        assert!(sleeper.see(1).serves);
         drop(second);
-        assert_eq!(sleeper.serves.load(Ordering::Relaxed), 0);
+        assert!(!sleeper.see(1).serves);
     }
 }

@@ -19,13 +19,13 @@ use std::time::Duration;
 use super::clock::Clock;
 use super::descriptors;
 use super::door::{Door, Waiting};
-use super::executor::HttpQueue;
+use super::executor::{CoreHandle, HttpQueue};
 use super::handoff::{EventDoors, OrchestratorDoors, ShardDoors, ShardInbox};
 use super::life::Life;
-use super::pace::Pace;
 use super::proxies::Proxies;
 use super::requests::Requests;
 use super::ring::{Greeting, RingEvent, SendOutcome, SocketId, SocketRing};
+use super::rouser::Sleeper;
 use super::socket::{self, SocketOptions};
 use super::wait::{LocalBell, sleep_until_work};
 use super::web_server::{After, WebOptions};
@@ -35,6 +35,7 @@ use crate::bus::Unwanted;
 use crate::post::letters::ToOrchestrator;
 use crate::post::report::Turns;
 use crate::shard::{Interest, SendBatch, SendResult, Shard};
+use glommio::yield_if_needed;
 
 /// Letters of each kind that one turn takes.
 const LETTERS_A_TURN: usize = 256;
@@ -59,8 +60,8 @@ pub struct ShardCoreParts {
     pub listener: OwnedFd,
     /// How its ring is made.
     pub ring: ring::RingOptions,
-    /// What runs its HTTP connections.
-    pub http: HttpQueue,
+    /// Its executor.
+    pub core: CoreHandle,
     /// How viewers' sockets behave.
     pub socket: SocketOptions,
     /// What HTTP connections may take.
@@ -102,7 +103,7 @@ struct Core {
     returned: Rc<RefCell<Vec<Returned>>>,
     http_max: usize,
     http: HttpQueue,
-    pace: Pace,
+    sleeper: Arc<Sleeper>,
     unwanted: Unwanted,
     batch: SendBatch,
     short: Vec<(u32, SendOutcome)>,
@@ -159,8 +160,8 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         http_connections: Rc::default(),
         returned: Rc::default(),
         http_max: parts.guests_max,
-        http: parts.http,
-        pace: Pace::new(parts.clock),
+        http: parts.core.http,
+        sleeper: parts.core.sleeper,
         unwanted: Unwanted::default(),
         batch: SendBatch::default(),
         short: Vec::new(),
@@ -207,7 +208,7 @@ impl Core {
                 return Ok(());
             }
             if more {
-                self.pace.go_on(now).await;
+                yield_if_needed().await;
             } else {
                 self.turns.count(self.clock.now().mono_us - now.mono_us);
                 self.sleep(now).await;
@@ -227,13 +228,12 @@ impl Core {
         let until_ms = alarm_ms.into_iter().flatten().min().unwrap_or(u64::MAX);
         let timeout = Duration::from_micros((until_ms * 1_000).saturating_sub(now.mono_us));
         if timeout.is_zero() {
-            return self.pace.go_on(now).await;
+            return yield_if_needed().await;
         }
-        self.pace.rest();
         let (inbox, ring, life) = (&self.inbox, &mut self.ring, &self.life);
         // An error here is told again by the next turn of the ring.
         let look = || !inbox.is_empty() || !ring.prepare_park().unwrap_or(false) || life.is_stopping();
-        sleep_until_work(&inbox.door, &self.bell, Some(timeout), look).await;
+        sleep_until_work(&self.sleeper, &inbox.door, &self.bell, Some(timeout), look).await;
         self.ring.unpark();
     }
 

@@ -261,9 +261,12 @@ impl Write for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // The library flushes only what it has written whole.
-        self.shared.told.set(self.shared.answered.get());
-        if let Some(waker) = self.shared.waits.take() {
+        // The library flushes only what it has written whole. It flushes whenever it is polled; who waits is woken for an
+        // answer only, for else the two would wake each other until there is one.
+        let answered = self.shared.answered.get();
+        if self.shared.told.replace(answered) != answered
+            && let Some(waker) = self.shared.waits.take()
+        {
             waker.wake();
         }
         Pin::new(&mut *self.shared.stream.borrow_mut()).poll_flush(cx)
@@ -274,5 +277,45 @@ impl Write for Stream {
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut *self.shared.stream.borrow_mut()).poll_close(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
+    use futures_lite::future::poll_fn;
+    use glommio::LocalExecutor;
+
+    use super::*;
+    use crate::io::descriptors;
+
+    /// What stands behind a request ends the connection, so the library waits for its answer, and so does the reader.
+    #[test]
+    fn a_connection_that_ends_behind_a_request_waits_without_being_polled() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut theirs = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        let (ours, _) = listener.accept().expect("a connection");
+        ours.set_nonblocking(true).expect("a socket");
+        theirs.write_all(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET /b HTTP/9\r\n\r\n").expect("writes");
+        let polls = Rc::new(Cell::new(0));
+        let its_polls = Rc::clone(&polls);
+        let handler = move |_: WholeRequest| {
+            let (polls, mut timer) = (Rc::clone(&its_polls), Timer::new(Duration::from_millis(50)));
+            poll_fn(move |cx| {
+                polls.set(polls.get() + 1);
+                Pin::new(&mut timer).poll(cx).map(|_| Problem::new(404, "nothing", "nothing is here").into())
+            })
+        };
+        let options = WebOptions { body_bytes_max: 1_000, request_ms_max: 5_000, idle_ms_max: 5_000 };
+        let back = LocalExecutor::default()
+            .run(async move { serve(descriptors::stream(ours.into()), Vec::new(), options, handler).await.is_some() });
+        assert!(back, "the second head is refused by whoever is given the connection");
+        assert!(polls.get() <= 5, "it was polled {} times", polls.get());
+        theirs.set_nonblocking(true).expect("a socket");
+        let mut answer = [0; 12];
+        theirs.read_exact(&mut answer).expect("an answer");
+        assert_eq!(&answer, b"HTTP/1.1 404");
     }
 }

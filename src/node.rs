@@ -21,13 +21,13 @@ use crate::doctor::{self, Machine, Severity};
 use crate::io::admin::Admin;
 use crate::io::clock::Clock;
 use crate::io::committer::Committer;
-use crate::io::executor::CoreHandle;
+use crate::io::executor::HttpQueue;
 use crate::io::handoff::{Blocklists, MailboxSizes, PostOffice, ShardDoors};
 use crate::io::hooks::Hooks;
 use crate::io::life::Life;
 use crate::io::orchestrator_core::{self, OrchestratorCoreParts};
 use crate::io::ring::{self, KernelFeatures, RingOptions};
-use crate::io::rouser::Rouser;
+use crate::io::rouser::{Rouser, Sleeper};
 use crate::io::shard_core::{self, ShardCoreParts};
 use crate::io::socket::{self, PortLock, SocketOptions};
 use crate::io::usage::Usage;
@@ -164,26 +164,27 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             news: office.news.clone(),
             store: committer.queues(),
         };
+        let sleeper = Sleeper::of(&office.orchestrator.door);
+        sleepers.push(Arc::clone(&sleeper));
         let (inbox, drain_ms, reserve) = (office.orchestrator, config.drain_ms, config.admin_reserve as usize);
         let (hooks_kept, memory_mib_max) = (config.hook_connections_kept as usize, config.memory_mib_max);
-        let main = move |core: CoreHandle| async move {
+        let main = move |http: HttpQueue| async move {
             let orchestrator = Orchestrator::new(orchestrator_options, hasher, rooms, bans, clock.now());
             let orchestrator = Rc::new(RefCell::new(orchestrator));
-            let hooks = Hooks::new(hooks, hooks_kept, core.http.clone());
+            let hooks = Hooks::new(hooks, hooks_kept, http.clone());
             let admin = Admin {
                 orchestrator: Rc::clone(&orchestrator),
                 life: Arc::clone(&life),
                 hooks: Rc::clone(&hooks),
                 usage,
             };
-            executor::spawn(admin::run(admin_listener, Rc::new(admin), web, core.http, reserve));
+            executor::spawn(admin::run(admin_listener, Rc::new(admin), web, http, reserve));
             let parts = OrchestratorCoreParts {
                 orchestrator,
                 inbox,
                 shards: to_shards,
                 committer,
                 hooks,
-                sleeper: core.sleeper,
                 clock,
                 life,
                 begun,
@@ -193,13 +194,15 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
             };
             orchestrator_core::run(parts).await;
         };
-        let handle = executor::start("orchestrator", cores.orchestrator, config.spin_us.into(), &mut sleepers, main);
+        let handle = executor::start("orchestrator", cores.orchestrator, config.spin_us.into(), sleeper, main);
         handles.push(handle.map_err(|error| refuse(format!("the orchestrator does not start: {error}")))?);
     }
     let guests_max = guests_max(nofile, shards, config.admin_reserve);
     for (at, ((listener, inbox), to_orchestrator)) in
         listeners.into_iter().zip(office.inboxes).zip(office.to_orchestrator).enumerate()
     {
+        let sleeper = Sleeper::of(&inbox.door);
+        sleepers.push(Arc::clone(&sleeper));
         let options = ShardOptions { id: ShardId(at as u16), ..config.shard.clone() };
         let parts = ShardCorePlan {
             options,
@@ -215,7 +218,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
         };
         let (head_ms_max, proxies) = (config.head_timeout_ms, config.proxies.clone());
         let (core_failed, begun) = (Arc::clone(&failed), begun.clone());
-        let main = move |core: CoreHandle| async move {
+        let main = move |http: HttpQueue| async move {
             let ended = shard_core::run(ShardCoreParts {
                 shard: parts.shard(clock.now()),
                 inbox,
@@ -223,7 +226,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 orchestrator: to_orchestrator,
                 listener,
                 ring: parts.ring,
-                core,
+                http,
                 socket: socket_options,
                 web,
                 reserve: credits,
@@ -241,8 +244,7 @@ pub fn serve(mut config: Config) -> Result<(), NodeError> {
                 life.stop();
             }
         };
-        let handle =
-            executor::start(&format!("shard-{at}"), cores.shards[at], config.spin_us.into(), &mut sleepers, main);
+        let handle = executor::start(&format!("shard-{at}"), cores.shards[at], config.spin_us.into(), sleeper, main);
         handles.push(handle.map_err(|error| refuse(format!("shard {at} does not start: {error}")))?);
     }
     // The orchestrator was the first to start, and its beats are the last.

@@ -92,6 +92,7 @@ fn one_ring_wakes_once() {
         || {
             let bell = Arc::new(Bell::new());
             bell.prepare();
+            assert!(bell.is_asleep());
             let bringers: Vec<_> = (0..3)
                 .map(|_| {
                     let bell = Arc::clone(&bell);
@@ -100,6 +101,7 @@ fn one_ring_wakes_once() {
                 .collect();
             let wakes = bringers.into_iter().map(|bringer| usize::from(bringer.join().unwrap())).sum::<usize>();
             assert_eq!(wakes, 1, "one bringer wakes the owner, and only one");
+            assert!(!bell.is_asleep(), "who was rung for is not asleep");
         },
         SCHEDULES,
     );

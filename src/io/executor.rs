@@ -28,7 +28,7 @@ const FIRST_TASK: Duration = Duration::from_millis(500);
 /// How long the loop runs on, while it has work, before the reactor has its turn: sockets of HTTP and timers wait for it.
 const REACTOR: Duration = Duration::from_millis(3);
 
-/// Runs HTTP connections of a core beside its loop.
+/// Runs HTTP connections of a core beside its loop, those to hooks included.
 #[derive(Clone, Debug)]
 pub struct HttpQueue {
     queue: TaskQueueHandle,
@@ -50,16 +50,7 @@ impl HttpQueue {
     }
 }
 
-/// What the loop of a core is given by its executor.
-#[derive(Debug)]
-pub struct CoreHandle {
-    /// Runs its HTTP connections.
-    pub http: HttpQueue,
-    /// Where it says that it sleeps.
-    pub sleeper: Arc<Sleeper>,
-}
-
-/// Starts a thread pinned to `cpu` that runs `main` until it ends. What rouses it is added to `sleepers`.
+/// Starts a thread pinned to `cpu` that runs `main` until it ends. `sleeper` is told what rouses it.
 ///
 /// # Errors
 /// Says why the runtime does not start, such as too little locked memory.
@@ -67,15 +58,13 @@ pub fn start<F, G>(
     name: &str,
     cpu: usize,
     spin_us: u64,
-    sleepers: &mut Vec<Arc<Sleeper>>,
+    sleeper: Arc<Sleeper>,
     main: G,
 ) -> Result<ExecutorJoinHandle<()>, String>
 where
     F: Future<Output = ()> + 'static,
-    G: FnOnce(CoreHandle) -> F + Send + 'static,
+    G: FnOnce(HttpQueue) -> F + Send + 'static,
 {
-    let sleeper = Arc::new(Sleeper::default());
-    sleepers.push(Arc::clone(&sleeper));
     LocalExecutorBuilder::new(Placement::Fixed(cpu))
         .name(name)
         .io_memory(IO_MEMORY_BYTES)
@@ -91,8 +80,7 @@ where
                 Poll::<()>::Pending
             }))
             .detach();
-            let http = HttpQueue { queue: http_queue(), sleeper: Arc::clone(&sleeper) };
-            match spawn_local_into(main(CoreHandle { http, sleeper }), loop_queue()) {
+            match spawn_local_into(main(HttpQueue { queue: http_queue(), sleeper }), loop_queue()) {
                 Ok(task) => task.await,
                 Err(error) => panic!("a queue that was just made is there: {error}"),
             }

@@ -19,7 +19,6 @@ use super::handoff::{OrchestratorInbox, ShardDoors, StoreNews};
 use super::hooks::Hooks;
 use super::life::Life;
 use super::machine;
-use super::rouser::Sleeper;
 use super::signal::EndAsked;
 use super::wait::sleep_until_work;
 use crate::base::{Gauge, Now, ShardId};
@@ -47,8 +46,6 @@ pub struct OrchestratorCoreParts {
     pub committer: Committer,
     /// The judges of the apps.
     pub hooks: Rc<Hooks>,
-    /// Where it says that it sleeps.
-    pub sleeper: Arc<Sleeper>,
     /// The node's clock.
     pub clock: Clock,
     /// The node's life.
@@ -129,7 +126,7 @@ impl Core {
         let ending = self.end_by_ms.is_some();
         let hooks = &self.parts.hooks;
         let look = || !inbox.is_empty() || !hooks.is_empty() || (!ending && end_asked.get());
-        sleep_until_work(&self.parts.sleeper, &inbox.door, hooks.bell(), Some(timeout), look).await;
+        sleep_until_work(&inbox.door, hooks.bell(), Some(timeout), look).await;
     }
 
     fn take_letters(&mut self, now: Now) -> bool {

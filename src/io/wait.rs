@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use glommio::timer::Timer;
 
-use super::rouser::Sleeper;
 use crate::post::mailbox::Doorbell;
 
 /// The bell that tasks of the same core ring.
@@ -35,20 +34,17 @@ impl LocalBell {
 /// Sleeps until something is there. `look` is the last look into everything else that may hold work; it is called
 /// after the bells are armed.
 pub async fn sleep_until_work(
-    sleeper: &Sleeper,
     door: &Arc<Doorbell>,
     bell: &LocalBell,
     timeout: Option<Duration>,
     look: impl FnMut() -> bool,
 ) {
     let timer = timeout.map(Timer::new);
-    Sleep { sleeper, door, bell, timer, look }.await;
-    sleeper.set_asleep(false);
+    Sleep { door, bell, timer, look }.await;
     door.awake();
 }
 
 struct Sleep<'a, L> {
-    sleeper: &'a Sleeper,
     door: &'a Arc<Doorbell>,
     bell: &'a LocalBell,
     timer: Option<Timer>,
@@ -68,12 +64,10 @@ impl<L: FnMut() -> bool> Future for Sleep<'_, L> {
         if (this.look)() {
             return Poll::Ready(());
         }
-        let over = match &mut this.timer {
+        match &mut this.timer {
             Some(timer) => Pin::new(timer).poll(cx).map(|_| ()),
             None => Poll::Pending,
-        };
-        this.sleeper.set_asleep(over.is_pending());
-        over
+        }
     }
 }
 

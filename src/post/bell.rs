@@ -30,6 +30,12 @@ impl Bell {
         self.asleep.store(false, Ordering::SeqCst);
     }
 
+    /// The owner sleeps, and nothing was announced since.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::SeqCst)
+    }
+
     /// Something was pushed before this call. True for one bringer only: it wakes the owner.
     pub fn announce(&self) -> bool {
         // The load keeps the line shared while the owner is busy; only a sleeper costs the exchange.

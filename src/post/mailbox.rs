@@ -39,6 +39,12 @@ impl Doorbell {
         self.bell.prepare();
     }
 
+    /// The core sleeps, and was not rung for since.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        self.bell.is_asleep()
+    }
+
     /// The core is awake.
     pub fn awake(&self) {
         self.bell.awake();

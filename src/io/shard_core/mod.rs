@@ -16,16 +16,17 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use glommio::yield_if_needed;
+
 use super::clock::Clock;
 use super::descriptors;
 use super::door::{Door, Waiting};
-use super::executor::{CoreHandle, HttpQueue};
+use super::executor::HttpQueue;
 use super::handoff::{EventDoors, OrchestratorDoors, ShardDoors, ShardInbox};
 use super::life::Life;
 use super::proxies::Proxies;
 use super::requests::Requests;
 use super::ring::{Greeting, RingEvent, SendOutcome, SocketId, SocketRing};
-use super::rouser::Sleeper;
 use super::socket::{self, SocketOptions};
 use super::wait::{LocalBell, sleep_until_work};
 use super::web_server::{After, WebOptions};
@@ -35,7 +36,6 @@ use crate::bus::Unwanted;
 use crate::post::letters::ToOrchestrator;
 use crate::post::report::Turns;
 use crate::shard::{Interest, SendBatch, SendResult, Shard};
-use glommio::yield_if_needed;
 
 /// Letters of each kind that one turn takes.
 const LETTERS_A_TURN: usize = 256;
@@ -60,8 +60,8 @@ pub struct ShardCoreParts {
     pub listener: OwnedFd,
     /// How its ring is made.
     pub ring: ring::RingOptions,
-    /// Its executor.
-    pub core: CoreHandle,
+    /// What runs its HTTP connections.
+    pub http: HttpQueue,
     /// How viewers' sockets behave.
     pub socket: SocketOptions,
     /// What HTTP connections may take.
@@ -103,7 +103,6 @@ struct Core {
     returned: Rc<RefCell<Vec<Returned>>>,
     http_max: usize,
     http: HttpQueue,
-    sleeper: Arc<Sleeper>,
     unwanted: Unwanted,
     batch: SendBatch,
     short: Vec<(u32, SendOutcome)>,
@@ -160,8 +159,7 @@ pub async fn run(parts: ShardCoreParts) -> Result<(), std::io::Error> {
         http_connections: Rc::default(),
         returned: Rc::default(),
         http_max: parts.guests_max,
-        http: parts.core.http,
-        sleeper: parts.core.sleeper,
+        http: parts.http,
         unwanted: Unwanted::default(),
         batch: SendBatch::default(),
         short: Vec::new(),
@@ -233,7 +231,7 @@ impl Core {
         let (inbox, ring, life) = (&self.inbox, &mut self.ring, &self.life);
         // An error here is told again by the next turn of the ring.
         let look = || !inbox.is_empty() || !ring.prepare_park().unwrap_or(false) || life.is_stopping();
-        sleep_until_work(&self.sleeper, &inbox.door, &self.bell, Some(timeout), look).await;
+        sleep_until_work(&inbox.door, &self.bell, Some(timeout), look).await;
         self.ring.unpark();
     }
 
